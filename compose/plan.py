@@ -141,7 +141,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     facts, dtype = model.facts, model.dtype
     weight_bytes = sum(
         _num_bytes(
-            name, shape, dtype.itemsize, settings.quantization if name in model.quantised else None
+            name, shape, dtype.itemsize, settings.quantization if name in model.products else None
         )
         for name, shape in model.shapes.items()
     )

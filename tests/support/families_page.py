@@ -102,7 +102,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    impl.DIFFERING = frozenset()  # they are compared again
+    impl.DIFFERING_FAMILIES = frozenset()  # they are compared again
     asked = sys.argv[1:] or families.FAMILIES
     rows = []
     for number, family in enumerate(asked, 1):
@@ -123,8 +123,8 @@ def _write(rows: list[Row]) -> None:
     differing = [row for row in rows if row.difference is not None and not row.is_served]
     NAMES.write_text(
         '"""The families that were compared with transformers: `make families` writes this."""\n\n'
-        + _set("COMPARED", served)
-        + _set("DIFFERING", differing)
+        + _set("COMPARED_FAMILIES", served)
+        + _set("DIFFERING_FAMILIES", differing)
     )
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from penstock.worker.models.contract.served import Model, ModelPlan
 from penstock.worker.models.contract.spec import ModelSpec
-from penstock.worker.models.families.compared import COMPARED, DIFFERING
+from penstock.worker.models.families.compared import COMPARED_FAMILIES, DIFFERING_FAMILIES
 from penstock.worker.models.folder.errors import UnsupportedFamily, UnsupportedModel
 from penstock.worker.models.folder.files import read_object
 from penstock.worker.models.folder.hugging_face import CONFIG_MAPPING
@@ -50,16 +50,16 @@ def chosen_impl(spec: ModelSpec) -> Literal["native", "transformers"]:
     if spec.model_impl == "native":
         return "native"
     family = read_object(spec.path / "config.json").get("model_type")
-    if family in DIFFERING:
+    if family in DIFFERING_FAMILIES:
         raise UnsupportedFamily(family, "whose numbers come out otherwise than in transformers")
     if spec.model_impl == "transformers":
-        if family not in COMPARED:
+        if family not in COMPARED_FAMILIES:
             _log.warning("nobody compared the numbers of %s with transformers' own", family)
         return "transformers"
     try:
         read_config(spec.path, spec.overrides)
     except UnsupportedModel as refusal:
-        if family not in COMPARED and family in CONFIG_MAPPING:
+        if family not in COMPARED_FAMILIES and family in CONFIG_MAPPING:
             from penstock.worker.models.transformers.transformers_model import served_config
 
             served_config(spec)  # its refusal says more

@@ -96,15 +96,15 @@ class PoolingModel:
 
     @property
     def device(self) -> torch.device:
-        found: torch.device = self._module.device
-        return found
+        device: torch.device = self._module.device
+        return device
 
-    def follow(self, moved: Callable[[], None]) -> None:
-        """Let `moved` be called after each layer of each group, since a long text takes long."""
-        for each in self._module.modules():
-            if isinstance(each, nn.ModuleList):
-                for layer in each:
-                    layer.register_forward_hook(lambda *_: moved())
+    def follow(self, on_progress: Callable[[], None]) -> None:
+        """Let `on_progress` be called after each layer of each group: a long text takes long."""
+        for module in self._module.modules():
+            if isinstance(module, nn.ModuleList):
+                for layer in module:
+                    layer.register_forward_hook(lambda *_: on_progress())
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[TextIds]) -> Tensor:
@@ -122,19 +122,19 @@ class PoolingModel:
         for row, text in zip(ids, texts, strict=True):
             row[: len(text.ids)] = torch.tensor(text.ids)
         places, device = torch.arange(longest), self.device
-        shown = places < lengths[:, None]
-        given: dict[str, Tensor] = {"input_ids": ids.to(device)}
-        if not bool(shown.all()):
-            given["attention_mask"] = shown.to(device, torch.int64)
+        mask = places < lengths[:, None]
+        inputs: dict[str, Tensor] = {"input_ids": ids.to(device)}
+        if not bool(mask.all()):
+            inputs["attention_mask"] = mask.to(device, torch.int64)
         if self._has_types and any(text.split for text in texts):
             splits = torch.tensor([text.split or len(text.ids) for text in texts])
-            kinds = (places >= splits[:, None]) & shown
-            given["token_type_ids"] = kinds.to(device, torch.int64)
-        answer = self._module(**given)
+            kinds = (places >= splits[:, None]) & mask
+            inputs["token_type_ids"] = kinds.to(device, torch.int64)
+        answer = self._module(**inputs)
         if self.labels:
             logits: Tensor = answer.logits
             return logits.float()
-        vectors = pooled(answer.last_hidden_state, shown.to(device), self.folder.pooling)
+        vectors = pooled(answer.last_hidden_state, mask.to(device), self.folder.pooling)
         for layer in self._dense:
             vectors = layer(vectors)
         return vectors
@@ -167,15 +167,15 @@ def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def pooled(hidden: Tensor, shown: Tensor, kinds: Sequence[PoolingType]) -> Tensor:
+def pooled(hidden: Tensor, mask: Tensor, kinds: Sequence[PoolingType]) -> Tensor:
     """Return the vectors, float32 [texts, len(kinds) * hidden_size].
 
     hidden  states of tokens, [texts, tokens, hidden_size]
-    shown   [texts, tokens], whether a token is the text's; the first ones are
+    mask    [texts, tokens], whether a token is the text's; the first ones are
     """
-    hidden, lengths = hidden.float(), shown.sum(1, keepdim=True)
-    weights = shown[..., None].float()
-    found = []
+    hidden, lengths = hidden.float(), mask.sum(1, keepdim=True)
+    weights = mask[..., None].float()
+    parts = []
     for kind in kinds:
         if kind == "cls":
             vectors = hidden[:, 0]
@@ -189,8 +189,8 @@ def pooled(hidden: Tensor, shown: Tensor, kinds: Sequence[PoolingType]) -> Tenso
         else:
             divisor = lengths if kind == "mean" else lengths.sqrt()
             vectors = (hidden * weights).sum(1) / divisor
-        found.append(vectors)
-    return torch.cat(found, 1)
+        parts.append(vectors)
+    return torch.cat(parts, 1)
 
 
 def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> PoolingModel:
@@ -200,17 +200,17 @@ def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> Po
     hf, loader, folder = _read(spec, config)
     is_classifier = loader is AutoModelForSequenceClassification
     is_dummy = spec.load_format == "dummy"
-    stored = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
+    file_dtype = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
     hf.use_cache = False
-    computed = type_to_compute(hf, spec, stored)
+    dtype = type_to_compute(hf, spec, file_dtype)
     # What a model makes of its first token's state for a classifier is no part of an embedding.
     unread = () if is_classifier else ("pooler.",)
-    module = load_module(loader, hf, computed, spec, None, unread)
+    module = load_module(loader, hf, dtype, spec, None, unread)
     labels = tuple(str(hf.id2label[at]) for at in range(hf.num_labels)) if is_classifier else ()
     limit, has_types = _limit(spec.path, hf, folder, module), _has_types(spec.path, hf)
     refuse_widths(products_of(module).values(), spec)
     swap_inner(module, spec.arithmetic)
-    dense = [_dense(each).to(spec.device) for each in folder.dense]
+    dense = [_dense(layer).to(spec.device) for layer in folder.dense]
     activates = config.use_activation is not False if labels else folder.is_normalised
     return PoolingModel(module, hf, folder, labels, dense, limit, has_types, activates)
 
@@ -218,17 +218,17 @@ def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> Po
 def plan_pooling_model(spec: ModelSpec) -> ModelPlan:
     """Return what a folder's model takes, from its configuration alone. Raises a ModelError."""
     hf, loader, folder = _read(spec, AS_IT_SAYS)
-    computed = type_to_compute(hf, spec, torch.float32)
+    dtype = type_to_compute(hf, spec, torch.float32)
     with torch.device("meta"):
         module = loader.from_config(hf)
     products = products_of(module)
     refuse_widths(products.values(), spec)
-    shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
-    shapes |= {str(each.path): (each.out_features, each.in_features) for each in folder.dense}
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    shapes |= {str(layer.path): (layer.out_features, layer.in_features) for layer in folder.dense}
     limit = _limit(spec.path, hf, folder, module)
     vocab_size = hf.get_text_config().vocab_size
     facts = TransformersFacts(hf.model_type, vocab_size, limit, frozenset(), ())
-    return ModelPlan(facts, computed, shapes, frozenset(products))
+    return ModelPlan(facts, dtype, shapes, frozenset(products))
 
 
 def _read(spec: ModelSpec, config: PoolerConfig) -> tuple[Any, Any, SentenceFolder]:
@@ -264,8 +264,8 @@ def _usual_pooling(hf: Any) -> PoolingType:
 
 def _has_types(path: Path, hf: Any) -> bool:
     """Return whether the model is told which of a pair's texts a token is of."""
-    named = _tokenizer_field(path, "model_input_names")
-    is_given = not isinstance(named, list) or "token_type_ids" in named
+    names = _tokenizer_field(path, "model_input_names")
+    is_given = not isinstance(names, list) or "token_type_ids" in names
     return is_given and (getattr(hf, "type_vocab_size", 0) or 0) > 1
 
 
@@ -279,17 +279,17 @@ def _limit(path: Path, hf: Any, folder: SentenceFolder, module: nn.Module) -> in
     text, limits = hf.get_text_config(), [folder.max_tokens]
     if getattr(text, "max_position_embeddings", None):
         limits.append(max_model_len(text))
-    for name, each in module.named_modules():
-        if name.endswith("position_embeddings") and isinstance(each, nn.Embedding):
+    for name, part in module.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
             # Some number positions from the padding's id on.
-            first = 0 if each.padding_idx is None else each.padding_idx + 1
-            limits.append(each.num_embeddings - first)
-    told = _tokenizer_field(path, "model_max_length")
-    limits.append(told if isinstance(told, int) and told > 0 else None)
-    known = [each for each in limits if each is not None]
-    if not known:
+            first = 0 if part.padding_idx is None else part.padding_idx + 1
+            limits.append(part.num_embeddings - first)
+    length = _tokenizer_field(path, "model_max_length")
+    limits.append(length if isinstance(length, int) and length > 0 else None)
+    known_limits = [limit for limit in limits if limit is not None]
+    if not known_limits:
         raise UnsupportedFamily(hf.model_type, "which does not say how long a text may be")
-    return min(known)
+    return min(known_limits)
 
 
 def _dense(folder: DenseFolder) -> nn.Module:
@@ -304,11 +304,11 @@ def _dense(folder: DenseFolder) -> nn.Module:
 
 def _activation_of(hf: Any, num_labels: int) -> Callable[[Tensor], Tensor]:
     """Return what makes a classifier's numbers [.., labels] what is asked for: probabilities."""
-    told = getattr(hf, "sentence_transformers", None)
-    named: JsonValue = told.get("activation_fn") if isinstance(told, dict) else None
-    named = named or getattr(hf, "sbert_ce_default_activation_function", None)
-    if named is not None:
-        return _torch_module(str(named), "activation_fn")
+    section = getattr(hf, "sentence_transformers", None)
+    name: JsonValue = section.get("activation_fn") if isinstance(section, dict) else None
+    name = name or getattr(hf, "sbert_ce_default_activation_function", None)
+    if name is not None:
+        return _torch_module(str(name), "activation_fn")
     if hf.problem_type == "regression":
         return nn.Identity()
     if hf.problem_type == "multi_label_classification" or num_labels == 1:

@@ -28,7 +28,7 @@ from penstock.worker.layers.batch import HostSlices
 from penstock.worker.layers.choices import ModelImpl
 from penstock.worker.models.contract.served import Model
 from penstock.worker.models.contract.spec import ModelSpec
-from penstock.worker.models.families.compared import COMPARED, DIFFERING
+from penstock.worker.models.families.compared import COMPARED_FAMILIES, DIFFERING_FAMILIES
 from penstock.worker.models.folder.errors import BrokenModel, CannotQuantise, ModelError
 from penstock.worker.models.impl import chosen_impl, load_model, plan_model
 from penstock.worker.models.transformers.look import FAR, CannotAttend, window_of
@@ -187,7 +187,7 @@ def test_the_page_has_each_family_that_transformers_has() -> None:
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
     assert {row[0].strip(" `") for row in rows} == set(families.FAMILIES)
     served = {row[0].strip(" `") for row in rows if len(row) == 3}
-    assert served == COMPARED and not served & DIFFERING and len(served) >= 60
+    assert served == COMPARED_FAMILIES and not served & DIFFERING_FAMILIES and len(served) >= 60
     assert all(float(row[2]) < families.STATEFUL_TOLERANCE for row in rows if len(row) == 3)
 
 
@@ -460,4 +460,4 @@ def test_a_plan_needs_no_weights(folders: Callable[[str], Path], tmp_path: Path)
     loaded = load(folders("gpt_oss"), "auto")
     assert plan.facts == loaded.config and plan.dtype == loaded.dtype
     assert plan.shapes["lm_head.weight"] == (families.VOCAB, 64)
-    assert "lm_head.weight" in plan.quantised
+    assert "lm_head.weight" in plan.products

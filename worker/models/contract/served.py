@@ -29,8 +29,8 @@ class KvShape(NamedTuple):
     ) -> Tensor:
         """Return a cache of zeros, made as bytes: not all operations of torch know all types."""
         *rows, size = self.of_blocks(num_blocks, block_size)
-        made = torch.zeros((*rows, size * dtype.itemsize), dtype=torch.uint8, device=device)
-        return made.view(dtype)
+        cache = torch.zeros((*rows, size * dtype.itemsize), dtype=torch.uint8, device=device)
+        return cache.view(dtype)
 
     @property
     def numbers(self) -> int:
@@ -71,13 +71,13 @@ class ModelPlan:
     """The sizes of a model that is not loaded.
 
     shapes     its tensors' shapes, by name
-    quantised  the names of those that have fewer bits where the others do not
+    products   the names of those that have fewer bits where the others do not
     """
 
     facts: ModelFacts
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]
-    quantised: frozenset[str]
+    products: frozenset[str]
 
 
 class States(Protocol):

@@ -72,7 +72,7 @@ class LatentConfig:
     rank: int
     query_rank: int | None
     still: int
-    turned: int
+    rope_dim: int
     value_dim: int
     scale: float
     rope: Rope
@@ -81,7 +81,7 @@ class LatentConfig:
 
     @property
     def shape(self) -> HeadShape:
-        return HeadShape(self.num_heads, 1, self.rank + self.turned, self.rank)
+        return HeadShape(self.num_heads, 1, self.rank + self.rope_dim, self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class ExpertsConfig:
     expert: MLPConfig
     router: str = "mlp.gate"
     router_bias: str | None = None
-    shared: MLPConfig | None = None
+    shared_mlp: MLPConfig | None = None
     shared_gate: str | None = None
 
 

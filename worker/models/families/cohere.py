@@ -34,8 +34,8 @@ def cohere2(fields: Fields) -> DecoderConfig:
 
 
 def _attention(fields: Fields) -> AttentionConfig:
-    biased: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias"), fields.attention_bias)
-    return attention(fields, rope=turns(fields, interleaved=True), **biased)
+    biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias"), fields.attention_bias)
+    return attention(fields, rope=turns(fields, interleaved=True), **biases)
 
 
 def _decoder(fields: Fields, attends: list[AttentionConfig]) -> DecoderConfig:

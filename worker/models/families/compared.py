@@ -1,6 +1,6 @@
 """The families that were compared with transformers: `make families` writes this."""
 
-COMPARED = frozenset(
+COMPARED_FAMILIES = frozenset(
     {
         "afmoe",
         "apertus",
@@ -120,7 +120,7 @@ COMPARED = frozenset(
         "zaya",
     }
 )
-DIFFERING = frozenset(
+DIFFERING_FAMILIES = frozenset(
     {
         "dory",
     }

@@ -15,8 +15,8 @@ def deepseek_v2(fields: Fields) -> DecoderConfig:
     groups = (1, 1)
     if fields.topk_method != "greedy":
         if fields.topk_method != "group_limited_greedy":
-            known = "greedy and group_limited_greedy"
-            raise UnsupportedField("topk_method", fields.topk_method, known)
+            expected = "greedy and group_limited_greedy"
+            raise UnsupportedField("topk_method", fields.topk_method, expected)
         groups = fields.count("n_group"), fields.count("topk_group")
     choice = checked(
         ExpertChoice(
@@ -28,20 +28,20 @@ def deepseek_v2(fields: Fields) -> DecoderConfig:
         )
     )
     attend = _attention(fields, interleaved=True)
-    return decoder(fields, [LayerConfig(attend, each) for each in after_dense(fields, choice)])
+    return decoder(fields, [LayerConfig(attend, ffn) for ffn in after_dense(fields, choice)])
 
 
 def deepseek_v3(fields: Fields) -> DecoderConfig:
     attend = _attention(fields, interleaved=fields.rope_interleave)
     choice = by_groups(fields)
-    layers = [LayerConfig(attend, each) for each in after_dense(fields, choice, biased=True)]
+    layers = [LayerConfig(attend, ffn) for ffn in after_dense(fields, choice, has_bias=True)]
     return decoder(fields, layers, unread_layers=fields.count("num_mtp_layers", least=0))
 
 
 def _attention(fields: Fields, *, interleaved: bool) -> LatentConfig:
-    still, turned = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
+    still, rope_dim = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
     parameters = fields.rope_parameters
-    scale: float = (still + turned) ** -0.5
+    scale: float = (still + rope_dim) ** -0.5
     if (longer := parameters.get("mscale_all_dim")) and parameters["rope_type"] != "default":
         scale *= (0.1 * longer * math.log(parameters["factor"]) + 1.0) ** 2
     return LatentConfig(
@@ -49,9 +49,9 @@ def _attention(fields: Fields, *, interleaved: bool) -> LatentConfig:
         fields.count("kv_lora_rank"),
         None if fields.q_lora_rank is None else fields.count("q_lora_rank"),
         still,
-        turned,
+        rope_dim,
         fields.count("v_head_dim"),
         scale,
-        rope(fields.hf, turned, interleaved=interleaved),
+        rope(fields.hf, rope_dim, interleaved=interleaved),
         fields.attention_bias,
     )

@@ -39,22 +39,22 @@ def mixtral(fields: Fields) -> DecoderConfig:
 
 
 def olmoe(fields: Fields) -> DecoderConfig:
-    biased = fields.attention_bias
-    attend = attention(fields, qkv_bias=biased, output_bias=biased, head_norm="rows")
+    has_bias = fields.attention_bias
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias, head_norm="rows")
     forward = ExpertsConfig(_choice(fields), mlp(fields, **_NAMES))
     return decoder(fields, layers(attend, forward, fields.num_hidden_layers))
 
 
 def qwen2_moe(fields: Fields) -> DecoderConfig:
     """Return a decoder with an expert that every token goes through, by a share of its own."""
-    shared = mlp(
+    shared_mlp = mlp(
         fields,
         intermediate_size=fields.count("shared_expert_intermediate_size"),
         up=["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"],
         down="mlp.shared_expert.down_proj",
     )
     attend = attention(fields, qkv_bias=fields.qkv_bias)
-    more: dict[str, Any] = {"shared": shared, "shared_gate": "mlp.shared_expert_gate"}
+    more: dict[str, Any] = {"shared_mlp": shared_mlp, "shared_gate": "mlp.shared_expert_gate"}
     windows = fields.windows()
     return decoder(
         fields,
@@ -66,8 +66,8 @@ def qwen2_moe(fields: Fields) -> DecoderConfig:
 
 
 def qwen3_moe(fields: Fields) -> DecoderConfig:
-    biased = fields.attention_bias
-    attend = attention(fields, qkv_bias=biased, output_bias=biased, head_norm="heads")
+    has_bias = fields.attention_bias
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias, head_norm="heads")
     windows = fields.windows(by_type=False)
     return decoder(
         fields,
@@ -85,8 +85,8 @@ def glm4_moe(fields: Fields) -> DecoderConfig:
         qkv_bias=fields.attention_bias,
         head_norm="heads" if fields.use_qk_norm else None,
     )
-    forwards = after_dense(fields, by_groups(fields), biased=True)
-    layers = [LayerConfig(attend, each) for each in forwards]
+    forwards = after_dense(fields, by_groups(fields), has_bias=True)
+    layers = [LayerConfig(attend, ffn) for ffn in forwards]
     return decoder(fields, layers, unread_layers=fields.count("num_mtp_layers", least=0))
 
 
@@ -105,51 +105,53 @@ def by_groups(fields: Fields) -> ExpertChoice:
     )
 
 
-def after_dense(fields: Fields, choice: ExpertChoice, *, biased: bool = False) -> list[FeedForward]:
+def after_dense(
+    fields: Fields, choice: ExpertChoice, *, has_bias: bool = False
+) -> list[FeedForward]:
     """Return DeepSeek's feed-forward layers: the first ones dense, the others with experts.
 
-    biased  the choice has a bias
+    has_bias  the choice has a bias
     """
-    inner, shared = fields.count("moe_intermediate_size"), None
+    inner, shared_mlp = fields.count("moe_intermediate_size"), None
     if num_shared := fields.count("n_shared_experts", least=0):
-        shared = mlp(
+        shared_mlp = mlp(
             fields,
             intermediate_size=inner * num_shared,
             up=["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"],
             down="mlp.shared_experts.down_proj",
         )
-    some = ExpertsConfig(
+    sparse = ExpertsConfig(
         choice,
         mlp(fields, intermediate_size=inner, **_NAMES),
-        router_bias="mlp.gate.e_score_correction_bias" if biased else None,
-        shared=shared,
+        router_bias="mlp.gate.e_score_correction_bias" if has_bias else None,
+        shared_mlp=shared_mlp,
     )
-    every, num_dense = mlp(fields), fields.count("first_k_dense_replace", least=0)
-    return [every if index < num_dense else some for index in range(fields.num_hidden_layers)]
+    plain, num_dense = mlp(fields), fields.count("first_k_dense_replace", least=0)
+    return [plain if index < num_dense else sparse for index in range(fields.num_hidden_layers)]
 
 
 def _qwen(fields: Fields, **more: Any) -> list[FeedForward]:
     expert = mlp(fields, intermediate_size=fields.count("moe_intermediate_size"), **_NAMES)
-    some, every = ExpertsConfig(_choice(fields), expert, **more), mlp(fields)
+    sparse, plain = ExpertsConfig(_choice(fields), expert, **more), mlp(fields)
     dense, step = fields.mlp_only_layers, fields.decoder_sparse_step
     return [
-        every if index in dense or (index + 1) % step else some
+        plain if index in dense or (index + 1) % step else sparse
         for index in range(fields.num_hidden_layers)
     ]
 
 
 def _choice(fields: Fields) -> ExpertChoice:
-    chosen, normalises = fields.num_experts_per_tok, fields.norm_topk_prob
-    return checked(ExpertChoice(fields.num_experts, chosen, normalises=normalises))
+    num_chosen, normalises = fields.num_experts_per_tok, fields.norm_topk_prob
+    return checked(ExpertChoice(fields.num_experts, num_chosen, normalises=normalises))
 
 
 def checked(choice: ExpertChoice) -> ExpertChoice:
     num, (groups, chosen_groups) = choice.num_experts, choice.groups
     if not 0 < chosen_groups <= groups or num % groups or num // groups < choice.of_best:
-        known = f"equal groups of {num} experts, from some of which are chosen"
-        raise UnsupportedField("n_group and topk_group", choice.groups, known)
+        expected = f"equal groups of {num} experts, from some of which are chosen"
+        raise UnsupportedField("n_group and topk_group", choice.groups, expected)
     most = num // groups * chosen_groups
     if not 0 < choice.num_chosen <= most:
-        known = f"1 to {most} of {num} experts"
-        raise UnsupportedField("num_experts_per_tok", choice.num_chosen, known)
+        expected = f"1 to {most} of {num} experts"
+        raise UnsupportedField("num_experts_per_tok", choice.num_chosen, expected)
     return choice

@@ -19,8 +19,8 @@ _NORMS = NormNames(
 
 
 def gemma(fields: Fields) -> DecoderConfig:
-    biased = fields.attention_bias
-    attend = attention(fields, qkv_bias=biased, output_bias=biased)
+    has_bias = fields.attention_bias
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias)
     return decoder(
         fields,
         layers(attend, mlp(fields), fields.num_hidden_layers),
@@ -30,13 +30,13 @@ def gemma(fields: Fields) -> DecoderConfig:
 
 
 def gemma2(fields: Fields) -> DecoderConfig:
-    biased = fields.attention_bias
+    has_bias = fields.attention_bias
     attend = attention(
         fields,
         scale=fields.query_pre_attn_scalar**-0.5,
         softcap=fields.attn_logit_softcapping,
-        qkv_bias=biased,
-        output_bias=biased,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
     )
     forward = mlp(fields, activation=fields.activation("hidden_activation"))
     return decoder(
@@ -50,21 +50,21 @@ def gemma2(fields: Fields) -> DecoderConfig:
 
 def gemma3_text(fields: Fields) -> DecoderConfig:
     """Return a decoder whose layers with a window are turned otherwise than those without."""
-    biased, kinds = fields.attention_bias, fields.layer_types
-    turned = {kind: turns(fields, layer_type=kind) for kind in sorted(set(kinds))}
+    has_bias, kinds = fields.attention_bias, fields.layer_types
+    ropes = {kind: turns(fields, layer_type=kind) for kind in sorted(set(kinds))}
     attend = attention(
         fields,
         scale=fields.query_pre_attn_scalar**-0.5,
         rope=None,
-        qkv_bias=biased,
-        output_bias=biased,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
         head_norm="heads",
     )
     forward = mlp(fields, activation=fields.activation("hidden_activation"))
     return decoder(
         fields,
         [
-            LayerConfig(replace(attend, rope=turned[kind], window=window), forward, _NORMS)
+            LayerConfig(replace(attend, rope=ropes[kind], window=window), forward, _NORMS)
             for kind, window in zip(kinds, fields.windows(), strict=True)
         ],
         norm=NormConfig(fields.rms_norm_eps, adds_one=True),

@@ -25,6 +25,6 @@ def glm4(fields: Fields) -> DecoderConfig:
 
 
 def _parts(fields: Fields) -> tuple[AttentionConfig, MLPConfig]:
-    turned = turns(fields, interleaved=True, partial=True)
-    attend = attention(fields, rope=turned, qkv_bias=fields.attention_bias)
+    rope = turns(fields, interleaved=True, partial=True)
+    attend = attention(fields, rope=rope, qkv_bias=fields.attention_bias)
     return attend, mlp(fields, up=["mlp.gate_up_proj"])

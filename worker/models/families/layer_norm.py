@@ -6,14 +6,14 @@ from penstock.worker.models.folder.fields import Fields
 
 
 def starcoder2(fields: Fields) -> DecoderConfig:
-    biased = fields.use_bias
-    attend = attention(fields, qkv_bias=biased, output_bias=biased)
+    has_bias = fields.use_bias
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias)
     forward = mlp(
         fields,
         activation=fields.activation(gated=False),
         up=["mlp.c_fc"],
         down="mlp.c_proj",
-        bias=biased,
+        bias=has_bias,
     )
     return decoder(
         fields,
@@ -23,8 +23,8 @@ def starcoder2(fields: Fields) -> DecoderConfig:
 
 
 def nemotron(fields: Fields) -> DecoderConfig:
-    biased, turned = fields.attention_bias, turns(fields, partial=True)
-    attend = attention(fields, rope=turned, qkv_bias=biased, output_bias=biased)
+    has_bias, rope = fields.attention_bias, turns(fields, partial=True)
+    attend = attention(fields, rope=rope, qkv_bias=has_bias, output_bias=has_bias)
     forward = mlp(
         fields,
         activation=fields.activation(gated=False),

@@ -8,8 +8,8 @@ from penstock.worker.models.folder.fields import Fields
 
 
 def llama(fields: Fields) -> DecoderConfig:
-    biased = bool(fields.attention_bias)
-    attend = attention(fields, qkv_bias=biased, output_bias=biased)
+    has_bias = bool(fields.attention_bias)
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias)
     forward = mlp(fields, bias=bool(fields.mlp_bias))
     return decoder(fields, layers(attend, forward, fields.num_hidden_layers))
 
@@ -22,29 +22,29 @@ def seed_oss(fields: Fields) -> DecoderConfig:
 
 def arcee(fields: Fields) -> DecoderConfig:
     """Return a decoder whose feed-forward layers have no gate."""
-    biased = fields.attention_bias
-    attend = attention(fields, qkv_bias=biased, output_bias=biased)
+    has_bias = fields.attention_bias
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias)
     activation = fields.activation(gated=False)
     forward = mlp(fields, activation=activation, up=["mlp.up_proj"], bias=fields.mlp_bias)
     return decoder(fields, layers(attend, forward, fields.num_hidden_layers))
 
 
 def ernie4_5(fields: Fields) -> DecoderConfig:
-    biased, turned = fields.use_bias, turns(fields, interleaved=True)
-    attend = attention(fields, rope=turned, qkv_bias=biased, output_bias=biased)
-    return decoder(fields, layers(attend, mlp(fields, bias=biased), fields.num_hidden_layers))
+    has_bias, rope = fields.use_bias, turns(fields, interleaved=True)
+    attend = attention(fields, rope=rope, qkv_bias=has_bias, output_bias=has_bias)
+    return decoder(fields, layers(attend, mlp(fields, bias=has_bias), fields.num_hidden_layers))
 
 
 def smollm3(fields: Fields) -> DecoderConfig:
     """Return a decoder with layers that know no positions."""
-    biased = fields.attention_bias
-    turned = attention(fields, qkv_bias=biased, output_bias=biased)
+    has_bias = fields.attention_bias
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias)
     forward = mlp(fields, bias=fields.mlp_bias)
     return decoder(
         fields,
         [
             LayerConfig(
-                replace(turned, rope=turned.rope if turns else None, window=window), forward
+                replace(attend, rope=attend.rope if turns else None, window=window), forward
             )
             for turns, window in zip(fields.no_rope_layers, fields.windows(), strict=True)
         ],
@@ -52,9 +52,9 @@ def smollm3(fields: Fields) -> DecoderConfig:
 
 
 def granite(fields: Fields) -> DecoderConfig:
-    biased, num = fields.attention_bias, fields.num_hidden_layers
+    has_bias, num = fields.attention_bias, fields.num_hidden_layers
     scale = fields.attention_multiplier
-    attend = attention(fields, scale=scale, qkv_bias=biased, output_bias=biased)
+    attend = attention(fields, scale=scale, qkv_bias=has_bias, output_bias=has_bias)
     forward = mlp(fields, bias=fields.mlp_bias)
     return decoder(
         fields,
@@ -66,8 +66,8 @@ def granite(fields: Fields) -> DecoderConfig:
 
 def phi3(fields: Fields) -> DecoderConfig:
     """Return a decoder whose queries, keys and values are one module, as are gate and up."""
-    turned = turns(fields, partial=True)
-    attend = attention(fields, rope=turned, qkv=["self_attn.qkv_proj"])
+    rope = turns(fields, partial=True)
+    attend = attention(fields, rope=rope, qkv=["self_attn.qkv_proj"])
     forward = mlp(fields, up=["mlp.gate_up_proj"])
     return decoder(fields, windowed(attend, forward, fields.windows(by_type=False)))
 
@@ -86,6 +86,6 @@ def qwen2(fields: Fields) -> DecoderConfig:
 
 
 def qwen3(fields: Fields) -> DecoderConfig:
-    biased = bool(fields.attention_bias)
-    attend = attention(fields, qkv_bias=biased, output_bias=biased, head_norm="heads")
+    has_bias = bool(fields.attention_bias)
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias, head_norm="heads")
     return decoder(fields, windowed(attend, mlp(fields), fields.windows()))

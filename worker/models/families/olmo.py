@@ -15,20 +15,20 @@ _NORMS = NormNames(
 
 
 def olmo2(fields: Fields) -> DecoderConfig:
-    biased = fields.attention_bias
-    attend = attention(fields, qkv_bias=biased, output_bias=biased, head_norm="rows")
+    has_bias = fields.attention_bias
+    attend = attention(fields, qkv_bias=has_bias, output_bias=has_bias, head_norm="rows")
     return decoder(fields, layers(attend, mlp(fields), fields.num_hidden_layers, norms=_NORMS))
 
 
 def olmo3(fields: Fields) -> DecoderConfig:
     """Return a decoder whose layers with a window are turned otherwise than those without."""
-    biased, kinds = fields.attention_bias, fields.layer_types
-    turned = {kind: turns(fields, layer_type=kind) for kind in sorted(set(kinds))}
-    attend = attention(fields, rope=None, qkv_bias=biased, output_bias=biased, head_norm="rows")
+    has_bias, kinds = fields.attention_bias, fields.layer_types
+    ropes = {kind: turns(fields, layer_type=kind) for kind in sorted(set(kinds))}
+    attend = attention(fields, rope=None, qkv_bias=has_bias, output_bias=has_bias, head_norm="rows")
     return decoder(
         fields,
         [
-            LayerConfig(replace(attend, rope=turned[kind], window=window), mlp(fields), _NORMS)
+            LayerConfig(replace(attend, rope=ropes[kind], window=window), mlp(fields), _NORMS)
             for kind, window in zip(kinds, fields.windows(), strict=True)
         ],
     )

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.worker.models.folder.errors import BrokenModel, UnsupportedField, WrongValue
 
-_STRETCHED = ("linear", "llama3", "yarn", "longrope")
+_STRETCHING_KINDS = ("linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +71,31 @@ def _rope(
         value = parameters.get(field, 1.0)
         if not isinstance(value, int | float) or value <= 0:
             raise WrongValue(f"rope_parameters.{field}", value, "with a number above 0")
-    turned = int(head_dim * share)
-    order = _order(head_dim, turned, interleaved)
-    fill = (0.0,) * ((head_dim - turned) // 2)
+    rotary_dim = int(head_dim * share)
+    order = _order(head_dim, rotary_dim, interleaved)
+    fill = (0.0,) * ((head_dim - rotary_dim) // 2)
     if kind == "default":
-        exponents = torch.arange(0, turned, 2, dtype=torch.float32) / turned
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         frequencies = (1.0 / parameters["rope_theta"] ** exponents).tolist()
         return Rope((*frequencies, *fill), 1.0, order)
-    if kind not in _STRETCHED:
-        raise UnsupportedField("rope_type", kind, ", ".join(("default", *_STRETCHED)))
+    if kind not in _STRETCHING_KINDS:
+        raise UnsupportedField("rope_type", kind, ", ".join(("default", *_STRETCHING_KINDS)))
     longer, more = None, {} if layer_type is None else {"layer_type": layer_type}
     if kind == "longrope":
         original = parameters["original_max_position_embeddings"]
-        stretched, _ = ROPE_INIT_FUNCTIONS[kind](hf, seq_len=original + 1, **more)
-        longer = ((*stretched.tolist(), *fill), original)
+        long_frequencies, _ = ROPE_INIT_FUNCTIONS[kind](hf, seq_len=original + 1, **more)
+        longer = ((*long_frequencies.tolist(), *fill), original)
         more["seq_len"] = original
     frequencies, attention_factor = ROPE_INIT_FUNCTIONS[kind](hf, **more)
     return Rope((*frequencies.tolist(), *fill), float(attention_factor), order, longer)
 
 
-def _order(head_dim: int, turned: int, interleaved: bool) -> tuple[int, ...] | None:
-    half, rest = turned // 2, list(range(turned, head_dim))
+def _order(head_dim: int, rotary_dim: int, interleaved: bool) -> tuple[int, ...] | None:
+    half, rest = rotary_dim // 2, list(range(rotary_dim, head_dim))
     if interleaved:
-        first, second = list(range(0, turned, 2)), list(range(1, turned, 2))
+        first, second = list(range(0, rotary_dim, 2)), list(range(1, rotary_dim, 2))
     else:
-        first, second = list(range(half)), list(range(half, turned))
+        first, second = list(range(half)), list(range(half, rotary_dim))
     middle = len(rest) // 2
     order = (*first, *rest[:middle], *second, *rest[middle:])
     return None if order == tuple(range(head_dim)) else order

@@ -51,7 +51,7 @@ def windowed(
     attention: AttentionConfig, mlp: FeedForward, windows: Sequence[int | None], **more: Any
 ) -> list[LayerConfig]:
     """Return layers that differ by their windows alone, with `more` of `LayerConfig`'s fields."""
-    return [LayerConfig(replace(attention, window=each), mlp, **more) for each in windows]
+    return [LayerConfig(replace(attention, window=window), mlp, **more) for window in windows]
 
 
 def decoder(fields: Fields, layers: Sequence[LayerConfig], **more: Any) -> DecoderConfig:

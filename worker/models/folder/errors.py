@@ -24,8 +24,8 @@ class UnsupportedModel(ModelError):
 
 
 class UnsupportedField(UnsupportedModel):
-    def __init__(self, field: str, value: object, known: str) -> None:
-        super().__init__(_told(field, value, known))
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(_told(field, value, expected))
 
 
 class UnsupportedFamily(UnsupportedModel):
@@ -36,8 +36,8 @@ class UnsupportedFamily(UnsupportedModel):
 
 
 class WrongValue(ModelError):
-    def __init__(self, field: str, value: object, known: str) -> None:
-        super().__init__(_told(field, value, known))
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(_told(field, value, expected))
 
 
 class UnknownOverride(ModelError):
@@ -71,8 +71,8 @@ class NotDeterministic(ModelError):
     setting = "deterministic"
 
 
-def _told(field: str, value: object, known: str) -> str:
-    return f"config.json: {field} is {value!r}; this decoder computes {known}"
+def _told(field: str, value: object, expected: str) -> str:
+    return f"config.json: {field} is {value!r}; this decoder computes {expected}"
 
 
 def is_failure(error: BaseException) -> bool:

@@ -14,8 +14,8 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu",
     "relu2": "relu2",
 }
-_GATED: dict[str, Activation] = {"silu": "silu_mul", "gelu": "gelu_mul"}
-_PLAIN: dict[str, Activation] = {"gelu": "gelu", "relu2": "relu2"}
+_GATED_KINDS: dict[str, Activation] = {"silu": "silu_mul", "gelu": "gelu_mul"}
+_PLAIN_KINDS: dict[str, Activation] = {"gelu": "gelu", "relu2": "relu2"}
 
 
 class Fields:
@@ -56,12 +56,12 @@ class Fields:
 
     def activation(self, name: str = "hidden_act", *, gated: bool = True) -> Activation:
         """Return the activation that field `name` asks for."""
-        value, known = getattr(self, name), _GATED if gated else _PLAIN
-        found = known.get(_ACTIVATIONS.get(value, ""))
-        if found is None:
-            spelled = [each for each, kind in _ACTIVATIONS.items() if kind in known]
-            raise UnsupportedField(name, value, ", ".join(spelled))
-        return found
+        value, kinds = getattr(self, name), _GATED_KINDS if gated else _PLAIN_KINDS
+        activation = kinds.get(_ACTIVATIONS.get(value, ""))
+        if activation is None:
+            spellings = [spelling for spelling, kind in _ACTIVATIONS.items() if kind in kinds]
+            raise UnsupportedField(name, value, ", ".join(spellings))
+        return activation
 
     def windows(self, *, by_type: bool = True) -> tuple[int | None, ...]:
         """Return each layer's window.

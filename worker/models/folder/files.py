@@ -10,25 +10,25 @@ from penstock.worker.models.folder.errors import BrokenModel
 
 def read_object(path: Path) -> dict[str, JsonValue]:
     """Return the object in a file. Raises BrokenModel with the file's name."""
-    found = _read(path)
-    if not isinstance(found, dict):
+    value = _read(path)
+    if not isinstance(value, dict):
         raise BrokenModel(f"{path}: not a JSON object; fetch it again")
-    return found
+    return value
 
 
 def read_array(path: Path) -> list[JsonValue]:
     """Return the array in a file. Raises BrokenModel with the file's name."""
-    found = _read(path)
-    if not isinstance(found, list):
+    value = _read(path)
+    if not isinstance(value, list):
         raise BrokenModel(f"{path}: not a JSON array; fetch it again")
-    return found
+    return value
 
 
 def _read(path: Path) -> JsonValue:
     try:
-        found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
+        value: JsonValue = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BrokenModel(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise BrokenModel(f"{path}: not JSON: {error}; fetch it again") from error
-    return found
+    return value

@@ -77,10 +77,10 @@ class SentenceFolder:
 
     def changed(self, config: PoolerConfig) -> "SentenceFolder":
         """Return the folder as a configuration of the pooler wants it."""
-        kinds, asked = self.pooling, config.use_activation
+        kinds, use_activation = self.pooling, config.use_activation
         if config.pooling_type is not None:
             kinds = (_KINDS[config.pooling_type],)
-        is_normalised = self.is_normalised if asked is None else asked
+        is_normalised = self.is_normalised if use_activation is None else use_activation
         return replace(self, pooling=kinds, is_normalised=is_normalised)
 
 
@@ -103,36 +103,36 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
     """Read what comes after the model. Raises a ModelError that names what is not computed."""
     if not (folder / _MODULES).is_file():
         return SentenceFolder()
-    found = SentenceFolder(is_normalised=False)
+    result = SentenceFolder(is_normalised=False)
     for number, module in enumerate(read_array(folder / _MODULES)):
         fields = module if isinstance(module, dict) else {}
         kind, path = str(fields.get("type")).rpartition(".")[2], folder / str(fields.get("path"))
         if (kind == "Transformer") != (number == 0) or (number == 0 and fields.get("path")):
             raise _unsupported(number, "a Transformer in the folder itself, once and first")
-        if kind == "Pooling" and not found.pooling:
-            found = replace(found, pooling=_pooling(path / "config.json"))
-        elif kind == "Dense" and found.pooling:
-            found = replace(found, dense=(*found.dense, _dense(path)))
-        elif kind == "Normalize" and found.pooling:
-            found = replace(found, is_normalised=True)
+        if kind == "Pooling" and not result.pooling:
+            result = replace(result, pooling=_pooling(path / "config.json"))
+        elif kind == "Dense" and result.pooling:
+            result = replace(result, dense=(*result.dense, _dense(path)))
+        elif kind == "Normalize" and result.pooling:
+            result = replace(result, is_normalised=True)
         elif kind not in ("Transformer", "Dropout"):
             raise _unsupported(number, "Transformer, Pooling, Dense and Normalize, in this order")
-        elif found.is_normalised:
+        elif result.is_normalised:
             raise _unsupported(number, "nothing after Normalize")
-    return replace(found, **_texts(folder), **_length(folder))
+    return replace(result, **_texts(folder), **_length(folder))
 
 
 def _pooling(path: Path) -> tuple[PoolingType, ...]:
     fields = read_object(path)
     if fields.get("include_prompt") is False:
         raise UnsupportedField("include_prompt", False, "the states of all of a text's tokens")
-    asked = fields.get("pooling_mode")
-    if asked is None:  # each had a field of its own, and their order was this
-        asked = [kind for name, kind in _OLD_FIELDS if fields.get(f"pooling_mode_{name}")]
-    named = asked if isinstance(asked, list) else [asked]
-    kinds = [kind for each in named or ["mean"] for kind in _TYPES if kind == each]
-    if not kinds or len(kinds) < len(named):
-        raise UnsupportedModel(f"{path}: pooling_mode is {asked!r}; known are {', '.join(_TYPES)}")
+    mode = fields.get("pooling_mode")
+    if mode is None:  # each had a field of its own, and their order was this
+        mode = [kind for name, kind in _OLD_FIELDS if fields.get(f"pooling_mode_{name}")]
+    modes = mode if isinstance(mode, list) else [mode]
+    kinds = [kind for name in modes or ["mean"] for kind in _TYPES if kind == name]
+    if not kinds or len(kinds) < len(modes):
+        raise UnsupportedModel(f"{path}: pooling_mode is {mode!r}; known are {', '.join(_TYPES)}")
     return tuple(kinds)
 
 
@@ -153,7 +153,7 @@ def _texts(folder: Path) -> dict[str, Any]:
         return {}
     fields = read_object(folder / _TEXTS)
     prompts, default = fields.get("prompts") or {}, fields.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise BrokenModel(f"{folder / _TEXTS}: prompts are not texts by name")
     if default is not None and default not in prompts:
         raise BrokenModel(f"{folder / _TEXTS}: default_prompt_name is none of its prompts")
@@ -170,5 +170,5 @@ def _length(folder: Path) -> dict[str, Any]:
     return {"max_tokens": most, "lowers": bool(fields.get("do_lower_case"))}
 
 
-def _unsupported(number: int, known: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{_MODULES}: module {number} is not served there; known is {known}")
+def _unsupported(number: int, expected: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{_MODULES}: module {number} is not served there; known is {expected}")

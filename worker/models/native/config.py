@@ -23,7 +23,7 @@ from penstock.worker.models.folder.fields import Fields
 from penstock.worker.models.folder.files import read_object
 from penstock.worker.models.folder.hugging_face import CONFIG_MAPPING, PreTrainedConfig
 
-NOTHING: Mapping[str, JsonValue] = MappingProxyType({})
+NO_OVERRIDES: Mapping[str, JsonValue] = MappingProxyType({})
 OLD_ROPE = ("rope_scaling", "rope_theta")  # transformers turns these into `rope_parameters`
 _COUNTS = (
     "num_hidden_layers",
@@ -83,16 +83,16 @@ class ModelConfig:
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
         shapes = (layer.attention.shape for layer in self.decoder.layers)
-        return tuple(KvShape(each.num_kv_heads, each.head_dim, each.parts) for each in shapes)
+        return tuple(KvShape(shape.num_kv_heads, shape.head_dim, shape.parts) for shape in shapes)
 
 
-def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> ModelConfig:
+def read_config(path: Path, overrides: Mapping[str, JsonValue] = NO_OVERRIDES) -> ModelConfig:
     """Read the configuration in a Hugging Face folder, with some fields replaced by `overrides`.
 
     Raises a ModelError that names what cannot be served.
     """
-    written = read_object(path / "config.json")
-    fields = overridden(written, overrides)
+    file_fields = read_object(path / "config.json")
+    fields = overridden(file_fields, overrides)
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UnsupportedField("model_type", model_type, ", ".join(FAMILIES))
@@ -103,7 +103,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
         raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
     usual = CONFIG_MAPPING[model_type]() if overrides else hf
     for field in overrides:
-        if not (field in written or field in OLD_ROPE or hasattr(usual, field)):
+        if not (field in file_fields or field in OLD_ROPE or hasattr(usual, field)):
             raise UnknownOverride(field, model_type)
     read = Fields(hf)
     decoder = _described(model_type, read)
@@ -117,7 +117,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
         initializer_range=hf.initializer_range,
         tie_word_embeddings=bool(hf.tie_word_embeddings),
         # An id that the head has no row for is never drawn.
-        eos_token_ids=frozenset(each for each in enders if 0 <= each < hf.vocab_size),
+        eos_token_ids=frozenset(token_id for token_id in enders if 0 <= token_id < hf.vocab_size),
         dtype=dtype_of(hf),
         decoder=decoder,
     )
@@ -130,17 +130,17 @@ def overridden(
 
     Objects are merged, so that a field inside one may be given alone.
     """
-    found = dict(fields)
+    result = dict(fields)
     for field, value in overrides.items():
         if field == "rope_scaling" and isinstance(fields.get("rope_parameters"), dict):
             field = "rope_parameters"  # the newer spelling, which would win
-        old = found.get(field)
+        old = result.get(field)
         if isinstance(value, dict) and isinstance(old, dict):
             if field == "rope_parameters" and "type" in value:
                 value = {"rope_type": value["type"]} | value
             value = overridden(old, value)
-        found[field] = value
-    return found
+        result[field] = value
+    return result
 
 
 def max_model_len(hf: PreTrainedConfig) -> int:
@@ -200,16 +200,16 @@ def eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
     generation_config.json goes first: chat models end turns with ids that only it has.
     """
     generation = path / "generation_config.json"
-    found = read_object(generation).get("eos_token_id") if generation.exists() else None
-    ids = hf.eos_token_id if found is None else found
-    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if not all(isinstance(token_id, int) for token_id in listed):
+    value = read_object(generation).get("eos_token_id") if generation.exists() else None
+    ids = hf.eos_token_id if value is None else value
+    token_ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(isinstance(token_id, int) for token_id in token_ids):
         raise BrokenModel(f"{path}: eos_token_id is {ids!r}; it must be an id or a list of ids")
-    return frozenset(listed)
+    return frozenset(token_ids)
 
 
 def dtype_of(hf: PreTrainedConfig) -> torch.dtype | None:
-    found = hf.dtype
-    if isinstance(found, str):
-        found = getattr(torch, found, None)
-    return found if isinstance(found, torch.dtype) else None
+    dtype = hf.dtype
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, None)
+    return dtype if isinstance(dtype, torch.dtype) else None

@@ -170,7 +170,7 @@ class Loader:
         self, name: str, config: LatentConfig, ropes: list[Rope]
     ) -> LatentAttention:
         name, heads = f"{name}.self_attn", config.num_heads
-        rank, turned = config.rank, config.turned
+        rank, turned = config.rank, config.rope_dim
         compressed, of_head = config.query_rank, config.still + turned
         in_heads = _in_order(heads, of_head, config.rope.order)
         query = f"{name}.q_a_proj" if compressed else f"{name}.q_proj"
@@ -233,8 +233,8 @@ class Loader:
         if mlp.router_bias:
             bias = torch.empty(num, device=self.device)  # float32, since small differences choose
             self.weights.fill(bias, f"{name}.{mlp.router_bias}")
-        if mlp.shared:
-            shared = self._mlp(name, mlp.shared, factor)
+        if mlp.shared_mlp:
+            shared = self._mlp(name, mlp.shared_mlp, factor)
         if mlp.shared_gate:
             gate = self._router(f"{name}.{mlp.shared_gate}", 1)
         router = Router(self._router(f"{name}.{mlp.router}", num), mlp.choice, bias)

@@ -24,7 +24,7 @@ from penstock.worker.models.folder.weights import (
     ShapesOfWeights,
     Weights,
 )
-from penstock.worker.models.native.config import NOTHING, ModelConfig, read_config
+from penstock.worker.models.native.config import NO_OVERRIDES, ModelConfig, read_config
 from penstock.worker.models.native.decoder import Decoder
 from penstock.worker.models.native.loader import Loader
 
@@ -37,7 +37,7 @@ def load_decoder(
     device: torch.device | str = "cpu",
     arithmetic: Arithmetic = AS_IT_IS,
     load_format: LoadFormat = "auto",
-    overrides: Mapping[str, JsonValue] = NOTHING,
+    overrides: Mapping[str, JsonValue] = NO_OVERRIDES,
 ) -> Decoder:
     """Load the decoder of a Hugging Face folder. Raises a ModelError that says what is wrong.
 
@@ -104,7 +104,7 @@ def fitting_dtype(
     for layer in config.decoder.layers:
         mlp = layer.mlp
         widths |= _widths(layer.attention)
-        parts = (mlp,) if isinstance(mlp, MLPConfig) else (mlp.expert, mlp.shared)
+        parts = (mlp,) if isinstance(mlp, MLPConfig) else (mlp.expert, mlp.shared_mlp)
         widths |= {each.intermediate_size for each in parts if each}
     for width in sorted(widths):
         found = unsupported(width, device, arithmetic)

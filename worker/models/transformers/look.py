@@ -77,15 +77,15 @@ class Look:
         return len(self._masks) - 1
 
     def attend(
-        self, module: torch.nn.Module, query: Tensor, value: Tensor, asked: AskedScoring
+        self, module: torch.nn.Module, query: Tensor, value: Tensor, request: AskedScoring
     ) -> Tensor:
         kv_heads, value_dim = value.shape[1], value.shape[3]
-        window = asked.window
-        if asked.mask is not None:
-            window = self._noted(asked.mask)
+        window = request.window
+        if request.mask is not None:
+            window = self._noted(request.mask)
         width = self._cached_width(max(query.shape[3], value_dim))
         shape = HeadShape(query.shape[1], kv_heads, width)
-        scoring = Scoring(asked.scale, window, asked.softcap, asked.sinks)
+        scoring = Scoring(request.scale, window, request.softcap, request.sinks)
         self.layers.append(PagedLayer(shape, value_dim, scoring))
         self.modules.add(id(module))
         return value.repeat_interleave(shape.group, 1).transpose(1, 2)  # all that a token sees
@@ -108,11 +108,11 @@ def window_of(sees: Sees) -> int | None:
         raise CannotAttend("whose attention is not causal")
     lengths = []
     for query in (FAR, FAR + 1):
-        hidden, seen = -1, query  # the oldest key that is seen lies after the first, at the second
-        while seen - hidden > 1:
-            middle = (hidden + seen) // 2
-            hidden, seen = (hidden, middle) if sees(query, middle) else (middle, seen)
-        lengths.append(None if seen == 0 else query - seen + 1)
+        hidden, visible = -1, query  # the oldest visible key lies after the first, at the second
+        while visible - hidden > 1:
+            middle = (hidden + visible) // 2
+            hidden, visible = (hidden, middle) if sees(query, middle) else (middle, visible)
+        lengths.append(None if visible == 0 else query - visible + 1)
     if lengths[0] != lengths[1]:
         raise CannotAttend("whose attention goes by chunks")
     return lengths[0]
@@ -133,8 +133,8 @@ def _paged_attention(
     **more: object,
 ) -> tuple[Tensor, None]:
     """Compute attention for a module; query, key and value are [1, heads, tokens, head_dim]."""
-    for name, given in more.items():
-        if given is not None and name not in _WITHOUT_EFFECT:
+    for name, argument in more.items():
+        if argument is not None and name not in _WITHOUT_EFFECT:
             raise CannotAttend(f"whose attention has {name}")
     if not getattr(module, "is_causal", True) or is_causal is False:
         raise CannotAttend("whose attention is not causal")
@@ -144,8 +144,8 @@ def _paged_attention(
         return current.attend(query, key, value), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.float()
-    asked = AskedScoring(attention_mask, scale, sliding_window, softcap, sinks)
-    return current.attend(module, query, value, asked), None
+    request = AskedScoring(attention_mask, scale, sliding_window, softcap, sinks)
+    return current.attend(module, query, value, request), None
 
 
 def _noted_mask(

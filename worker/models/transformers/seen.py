@@ -44,17 +44,17 @@ def look_at(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> F
     if "position_ids" not in inspect.signature(causal.base_model.forward).parameters:
         raise UnsupportedFamily(hf.model_type, "whose positions cannot be given")
     look = Look(lambda width: _cached_width(width, device, dtype))
-    one = torch.zeros(1, dtype=torch.int64, device=causal.device)
+    token = torch.zeros(1, dtype=torch.int64, device=causal.device)
     causal.set_attn_implementation(LOOK)
     # A mask that hides nothing keeps it from looking for several sequences in the row.
-    shown = torch.ones_like(one)[None]
+    mask = torch.ones_like(token)[None]
     keeps = StatesLook(hf, look) if _has_states(hf, type(causal)) else None
     try:
         with attending(look):
             if keeps is None:
-                causal.base_model(input_ids=one[None], attention_mask=shown, use_cache=False)
+                causal.base_model(input_ids=token[None], attention_mask=mask, use_cache=False)
             else:
-                _look_at_states(causal.base_model, one, keeps)
+                _look_at_states(causal.base_model, token, keeps)
     except CannotAttend as refusal:
         raise UnsupportedFamily(hf.model_type, str(refusal)) from refusal
     except Exception as error:  # many types: a module that takes no cache but its own
@@ -66,9 +66,9 @@ def look_at(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> F
     text = hf.get_text_config()
     if keeps is not None:
         states = SequenceStates(keeps.modules({causal.dtype: dtype}), device)
-        known = {*keeps.attention_layers, *keeps.layers_with_states}
-        unknown = text.num_hidden_layers - len(known) - _num_plain(text)
-        if unknown or len(keeps.attention_layers) != len(look.layers):
+        layers = {*keeps.attention_layers, *keeps.layers_with_states}
+        num_unknown = text.num_hidden_layers - len(layers) - _num_plain(text)
+        if num_unknown or len(keeps.attention_layers) != len(look.layers):
             raise UnsupportedFamily(hf.model_type, "whose layers keep what is not known here")
         if causal.device.type != "meta":
             states.install()
@@ -83,7 +83,7 @@ def look_at(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> F
 def _has_states(hf: Any, kind: Any) -> bool:
     """Return whether layers may keep something of a sequence beside keys and values."""
     kinds = getattr(hf.get_text_config(), "layer_types", None) or ()
-    return kind._is_stateful or any(each in _WITH_STATE for each in kinds)
+    return kind._is_stateful or any(layer_type in _WITH_STATE for layer_type in kinds)
 
 
 def _num_plain(text: Any) -> int:
@@ -91,22 +91,22 @@ def _num_plain(text: Any) -> int:
     return sum(kind in _PLAIN for kind in getattr(text, "layer_types", None) or ())
 
 
-def _look_at_states(base: Any, one: Tensor, keeps: StatesLook) -> None:
+def _look_at_states(base: Any, token: Tensor, keeps: StatesLook) -> None:
     names = inspect.signature(base.forward).parameters
-    name = next((each for each in CACHE_ARGUMENTS if each in names), None)
+    name = next((argument for argument in CACHE_ARGUMENTS if argument in names), None)
     if name is None:
         raise CannotAttend("whose cache is none that transformers' other models have")
-    shown = torch.ones_like(one)[None]
+    mask = torch.ones_like(token)[None]
     with keeps.watching():
-        base(input_ids=one[None], attention_mask=shown, use_cache=True, **{name: keeps})
+        base(input_ids=token[None], attention_mask=mask, use_cache=True, **{name: keeps})
 
 
 def _try_out(causal: Any, states: SequenceStates, vocab_size: int) -> None:
     """Have the modules with states compute some tokens, each of which attends to itself alone."""
-    several = torch.arange(TRIAL_TOKENS, device=causal.device) % vocab_size
+    tokens = torch.arange(TRIAL_TOKENS, device=causal.device) % vocab_size
     causal.set_attn_implementation(LOOK)
     with attending(Look(lambda width: width)), states.trying():
-        causal.base_model(input_ids=several[None], use_cache=False)
+        causal.base_model(input_ids=tokens[None], use_cache=False)
     causal.set_attn_implementation(NAME)
 
 

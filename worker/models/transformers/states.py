@@ -62,7 +62,7 @@ class StatesLook(DynamicCache):
         self.attention_layers: list[int] = []
         self._look = look
         self._running: list[tuple[nn.Module, int]] = []
-        self._ran: set[int] = set()
+        self._run_ids: set[int] = set()
         self._owners: dict[int, tuple[nn.Module, int, set[int]]] = {}
 
     @contextmanager
@@ -112,18 +112,18 @@ class StatesLook(DynamicCache):
 
     def read_by_others(self) -> frozenset[int]:
         """Return the ids of the products in these modules that did not run: others read them."""
-        inner = (each for module, _, _ in self._owners.values() for each in module.modules())
-        return frozenset(id(each) for each in inner if isinstance(each, nn.Linear)) - self._ran
+        inner = (part for module, _, _ in self._owners.values() for part in module.modules())
+        return frozenset(id(part) for part in inner if isinstance(part, nn.Linear)) - self._run_ids
 
     def _shapes(
         self, layer: int, indices: set[int], stands_for: Mapping[torch.dtype, torch.dtype]
     ) -> Iterator[StateShape]:
-        held: Any = self.layers[layer]
+        cache_layer: Any = self.layers[layer]
         for index in sorted(indices):
             for kind in ("conv_states", "recurrent_states"):
-                state = getattr(held, kind)[index]
+                state = getattr(cache_layer, kind)[index]
                 if state is not None:
-                    kernel = held.conv_kernel_size[index]
+                    kernel = cache_layer.conv_kernel_size[index]
                     dtype = stands_for.get(state.dtype, state.dtype)
                     yield StateShape(kind, index, tuple(state.shape[1:]), dtype, kernel)
 
@@ -133,7 +133,7 @@ class StatesLook(DynamicCache):
 
     def _enter(self, module: nn.Module, *_: object) -> None:
         self._running.append((module, len(self._look.layers)))
-        self._ran.add(id(module))
+        self._run_ids.add(id(module))
 
     def _leave(self, module: nn.Module, *_: object) -> None:
         num_layers = self._running.pop()[1]
@@ -163,7 +163,9 @@ class SequenceStates:
 
     def __init__(self, modules: list[StatefulModule], device: torch.device) -> None:
         self.num_bytes = sum(
-            prod(each.shape) * each.dtype.itemsize for module in modules for each in module.shapes
+            prod(state.shape) * state.dtype.itemsize
+            for module in modules
+            for state in module.shapes
         )
         self._modules = modules
         self._device = device
@@ -175,20 +177,20 @@ class SequenceStates:
 
     def install(self) -> None:
         """Have the modules find their states here."""
-        for place, each in enumerate(self._modules):
-            forward = each.module.forward
+        for place, stateful in enumerate(self._modules):
+            forward = stateful.module.forward
             names = inspect.signature(forward).parameters
             argument = next(name for name in CACHE_ARGUMENTS if name in names)
-            each.module.forward = self._wrapped(place, forward, argument)
+            stateful.module.forward = self._wrapped(place, forward, argument)
 
     def allocate(self, num_rows: int) -> None:
         """Take the memory of so many sequences."""
         self._tensors = [
             [
                 torch.zeros((num_rows, *shape.shape), dtype=shape.dtype, device=self._device)
-                for shape in each.shapes
+                for shape in stateful.shapes
             ]
-            for each in self._modules
+            for stateful in self._modules
         ]
 
     @contextmanager
@@ -204,8 +206,8 @@ class SequenceStates:
     def copy(self, source: int, target: int) -> None:
         """Copy the state in one row to another."""
         for tensors in self._tensors:
-            for each in tensors:
-                each[target].copy_(each[source])
+            for tensor in tensors:
+                tensor[target].copy_(tensor[source])
 
     @contextmanager
     def of(self, slices: HostSlices | None) -> Iterator[None]:
@@ -244,16 +246,16 @@ class SequenceStates:
         def by_sequence(*args: Any, **kwargs: Any) -> Any:
             if self._parts is None and not self._is_trial:
                 return forward(*args, **kwargs)
-            given = signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
 
             def compute(parts: list[_Part]) -> Any:
-                joined = None
+                output = None
                 for part in parts:
-                    made = self._call(place, part, forward, argument, given)
+                    result = self._call(place, part, forward, argument, bound)
                     if len(parts) == 1 and isinstance(part.tokens, slice):
-                        return made
-                    joined = _join(joined, made, part, self._num_tokens)
-                return joined
+                        return result
+                    output = _join(output, result, part, self._num_tokens)
+                return output
 
             kind = type(self._modules[place].module)
             if self._parts is None:
@@ -272,27 +274,27 @@ class SequenceStates:
         part: _Part,
         forward: Callable[..., Any],
         argument: str,
-        given: inspect.BoundArguments,
+        bound: inspect.BoundArguments,
     ) -> Any:
         """Call a module for a part of the tokens, with the states of their sequences."""
         stateful, tensors = self._modules[place], self._tensors[place]
-        held: Any = LinearAttentionLayer(1 + max(each.index for each in stateful.shapes))
-        states = [each[part.rows] for each in tensors]
+        layer: Any = LinearAttentionLayer(1 + max(shape.index for shape in stateful.shapes))
+        states = [tensor[part.rows] for tensor in tensors]
         for shape, state in zip(stateful.shapes, states, strict=True):
-            getattr(held, shape.kind)[shape.index] = state
-            getattr(held, f"is_{shape.kind}_initialized")[shape.index] = True
-            held.has_previous_state[shape.index] = not part.is_new
-            held.conv_kernel_size[shape.index] = shape.kernel
-        own = {name: self._own(value, part) for name, value in given.arguments.items()}
-        arguments = inspect.BoundArguments(given.signature, own)
-        layers: Any = {stateful.layer: held}
+            getattr(layer, shape.kind)[shape.index] = state
+            getattr(layer, f"is_{shape.kind}_initialized")[shape.index] = True
+            layer.has_previous_state[shape.index] = not part.is_new
+            layer.conv_kernel_size[shape.index] = shape.kernel
+        own = {name: self._own(value, part) for name, value in bound.arguments.items()}
+        arguments = inspect.BoundArguments(bound.signature, own)
+        layers: Any = {stateful.layer: layer}
         arguments.arguments[argument] = Cache(layers=layers)
-        made = forward(*arguments.args, **arguments.kwargs)
+        output = forward(*arguments.args, **arguments.kwargs)
         for shape, state, tensor in zip(stateful.shapes, states, tensors, strict=True):
-            left = getattr(held, shape.kind)[shape.index]
-            if isinstance(part.rows, Tensor) or left is not state:
-                tensor[part.rows] = left
-        return made
+            new_state = getattr(layer, shape.kind)[shape.index]
+            if isinstance(part.rows, Tensor) or new_state is not state:
+                tensor[part.rows] = new_state
+        return output
 
     def _own(self, value: Any, part: _Part) -> Any:
         """Return the part's rows of an argument that has a row for each token: [1, tokens, ..]."""
@@ -301,9 +303,9 @@ class SequenceStates:
                 return value[:, part.tokens]
             return value[0, part.tokens][:, None]
         if isinstance(value, tuple):
-            return tuple(self._own(each, part) for each in value)
+            return tuple(self._own(item, part) for item in value)
         if isinstance(value, dict):
-            return {name: self._own(each, part) for name, each in value.items()}
+            return {name: self._own(item, part) for name, item in value.items()}
         return value
 
 
@@ -325,26 +327,26 @@ def _one_by_one(parts: list[_Part]) -> list[_Part]:
     return split
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(first: Any, second: Any) -> bool:
     """Return whether results are the same but for rounding, or no numbers at all."""
-    if isinstance(one, tuple):
-        return all(map(_alike, one, other))
-    if not isinstance(one, Tensor) or not one.isfinite().all():
+    if isinstance(first, tuple):
+        return all(map(_alike, first, second))
+    if not isinstance(first, Tensor) or not first.isfinite().all():
         return True
-    far = (one.float() - other.float()).abs().max()
-    return bool(far <= 0.02 * one.float().abs().max())
+    far = (first.float() - second.float()).abs().max()
+    return bool(far <= 0.02 * first.float().abs().max())
 
 
-def _join(joined: Any, made: Any, part: _Part, num_tokens: int) -> Any:
+def _join(output: Any, result: Any, part: _Part, num_tokens: int) -> Any:
     """Write what a part of the tokens became into what all become: [1, tokens, ..]."""
-    if isinstance(made, tuple):
-        before = joined or (None,) * len(made)
-        pairs = zip(before, made, strict=True)
-        return tuple(_join(all_of, each, part, num_tokens) for all_of, each in pairs)
-    if not isinstance(made, Tensor):
-        return made
-    if joined is None:
-        joined = made.new_empty(1, num_tokens, *made.shape[2:])
-    rows = made if isinstance(part.tokens, slice) else made.transpose(0, 1)
-    joined[:, part.tokens] = rows
-    return joined
+    if isinstance(result, tuple):
+        before = output or (None,) * len(result)
+        pairs = zip(before, result, strict=True)
+        return tuple(_join(all_of, item, part, num_tokens) for all_of, item in pairs)
+    if not isinstance(result, Tensor):
+        return result
+    if output is None:
+        output = result.new_empty(1, num_tokens, *result.shape[2:])
+    rows = result if isinstance(part.tokens, slice) else result.transpose(0, 1)
+    output[:, part.tokens] = rows
+    return output

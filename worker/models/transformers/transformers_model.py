@@ -74,19 +74,19 @@ class TransformersModel:
     """A `penstock.worker.models.contract.served.Model` of transformers' module."""
 
     def __init__(
-        self, causal: Any, facts: TransformersFacts, seen: Findings, attention: Backend
+        self, causal: Any, facts: TransformersFacts, findings: Findings, attention: Backend
     ) -> None:
         self.config = facts
-        self.states = seen.states
+        self.states = findings.states
         self.dtype: torch.dtype = causal.dtype
         self._base = causal.base_model
         self._head = _Head(causal)
-        self._layers = seen.layers
+        self._layers = findings.layers
         self._attention = attention
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        keeping = nullcontext() if self.states is None else self.states.of(batch.slices)
-        with attending(PagedPass(batch, self._layers, kv_caches, self._attention)), keeping:
+        scope = nullcontext() if self.states is None else self.states.of(batch.slices)
+        with attending(PagedPass(batch, self._layers, kv_caches, self._attention)), scope:
             return _hidden(self._base, batch.token_ids, batch.positions)
 
     @property
@@ -123,27 +123,27 @@ def load_transformers_model(spec: ModelSpec) -> TransformersModel:
             "it; leave it out, or take a model of a native family"
         )
     hf, is_dummy = served_config(spec), spec.load_format == "dummy"
-    stored = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
-    causal = load_module(_LOADER, hf, type_to_compute(hf, spec, stored), spec, attention=NAME)
+    file_dtype = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
+    causal = load_module(_LOADER, hf, type_to_compute(hf, spec, file_dtype), spec, attention=NAME)
     _refuse_class(hf, type(causal))  # one that the folder brings is known only now
-    seen = look_at(causal, hf, spec.device, causal.dtype)
-    refuse_widths(products_of(causal, seen.stay).values(), spec)
-    swap_modules(causal, spec.arithmetic, seen.stay)
-    facts = _facts(spec.path, hf, seen)
-    return TransformersModel(causal, facts, seen, spec.arithmetic.attention)
+    findings = look_at(causal, hf, spec.device, causal.dtype)
+    refuse_widths(products_of(causal, findings.stay).values(), spec)
+    swap_modules(causal, spec.arithmetic, findings.stay)
+    facts = _facts(spec.path, hf, findings)
+    return TransformersModel(causal, facts, findings, spec.arithmetic.attention)
 
 
 def plan_transformers_model(spec: ModelSpec) -> ModelPlan:
     """Return what a folder's model takes, from its configuration alone. Raises a ModelError."""
     hf = served_config(spec)
-    computed = type_to_compute(hf, spec, torch.float32)
+    dtype = type_to_compute(hf, spec, torch.float32)
     with torch.device("meta"):
         causal = _empty(_LOADER, hf, torch.bfloat16, spec, NAME)
-    seen = look_at(causal, hf, spec.device, computed)
-    shapes = {name: tuple(each.shape) for name, each in causal.named_parameters()}
-    products = products_of(causal, seen.stay)
+    findings = look_at(causal, hf, spec.device, dtype)
+    shapes = {name: tuple(parameter.shape) for name, parameter in causal.named_parameters()}
+    products = products_of(causal, findings.stay)
     refuse_widths(products.values(), spec)
-    return ModelPlan(_facts(spec.path, hf, seen), computed, shapes, frozenset(products))
+    return ModelPlan(_facts(spec.path, hf, findings), dtype, shapes, frozenset(products))
 
 
 def served_config(spec: ModelSpec) -> Any:
@@ -163,21 +163,21 @@ def known_config(spec: ModelSpec) -> tuple[Any, dict[str, JsonValue]]:
 
     Raises a ModelError where it is of no class that may be loaded, or is broken.
     """
-    written = read_object(spec.path / "config.json")
-    model_type, trusts = written.get("model_type"), spec.trust_remote_code
+    file_fields = read_object(spec.path / "config.json")
+    model_type, trusts = file_fields.get("model_type"), spec.trust_remote_code
     is_known = model_type in transformers.CONFIG_MAPPING
-    if not is_known and "auto_map" not in written:
-        unknown = f"which transformers {transformers.__version__} does not know"
-        raise UnsupportedFamily(model_type, unknown)
+    if not is_known and "auto_map" not in file_fields:
+        why = f"which transformers {transformers.__version__} does not know"
+        raise UnsupportedFamily(model_type, why)
     if not is_known and not trusts:
         code = "which is Python code in the model's folder: --trust-remote-code runs it, with all "
         raise UnsupportedFamily(model_type, f"{code}rights of the worker")
-    fields = overridden(written, spec.overrides)
+    fields = overridden(file_fields, spec.overrides)
     refuse_counts(fields)
     try:
         hf = AutoConfig.from_pretrained(spec.path, trust_remote_code=trusts, local_files_only=True)
         for name in spec.overrides:
-            if not (name in written or name in OLD_ROPE or hasattr(hf, name)):
+            if not (name in file_fields or name in OLD_ROPE or hasattr(hf, name)):
                 raise UnknownOverride(name, str(model_type))
         hf = type(hf).from_dict(fields) if spec.overrides else hf
     except ModelError:
@@ -217,21 +217,21 @@ def _refuse_ignored(fields: Mapping[str, JsonValue], hf: Any) -> None:
     A configuration keeps whatever it is given, so one that is as usual says what the family has.
     """
     inner, kind = fields.get("text_config"), type(hf.get_text_config())
-    given = {**fields, **inner} if isinstance(inner, dict) else fields
-    known = kind().to_dict().keys() | kind.attribute_map.keys()
+    all_fields = {**fields, **inner} if isinstance(inner, dict) else fields
+    names = kind().to_dict().keys() | kind.attribute_map.keys()
     for field in (*FOREIGN_FIELDS, "layer_types"):
-        if given.get(field) is not None and field not in known:
-            raise UnsupportedField(field, given[field], f"{hf.model_type} without it")
+        if all_fields.get(field) is not None and field not in names:
+            raise UnsupportedField(field, all_fields[field], f"{hf.model_type} without it")
 
 
-def type_to_compute(hf: Any, spec: ModelSpec, stored: torch.dtype) -> torch.dtype:
+def type_to_compute(hf: Any, spec: ModelSpec, file_dtype: torch.dtype) -> torch.dtype:
     """Return the type of weights and states. Raises a ModelError.
 
-    stored  the type of the weights in their files
+    file_dtype  the type of the weights in their files
     """
     quantization = spec.arithmetic.quantization
     if quantization is None:
-        return computed_dtype(spec.dtype, dtype_of(hf.get_text_config()), stored)
+        return computed_dtype(spec.dtype, dtype_of(hf.get_text_config()), file_dtype)
     if spec.dtype not in ("auto", "bfloat16"):
         raise CannotQuantise(f"{quantization} computes in bfloat16, not in {spec.dtype}")
     return torch.bfloat16
@@ -239,20 +239,20 @@ def type_to_compute(hf: Any, spec: ModelSpec, stored: torch.dtype) -> torch.dtyp
 
 def refuse_widths(products: Iterable[nn.Linear], spec: ModelSpec) -> None:
     """Raise CannotQuantise where a product is of a width that has no such bits."""
-    for width in {each.in_features for each in products}:
+    for width in {product.in_features for product in products}:
         if (why := unsupported(width, spec.device, spec.arithmetic)) is not None:
             raise CannotQuantise(why)
 
 
-def _facts(path: Path, hf: Any, seen: Findings) -> TransformersFacts:
+def _facts(path: Path, hf: Any, findings: Findings) -> TransformersFacts:
     text = hf.get_text_config()
     return TransformersFacts(
         hf.model_type,
         text.vocab_size,
         max_model_len(text),
-        frozenset(each for each in eos_token_ids(path, text) if 0 <= each < text.vocab_size),
-        tuple(KvShape(each.shape.num_kv_heads, each.shape.head_dim) for each in seen.layers),
-        0 if seen.states is None else seen.states.num_bytes,
+        frozenset(token for token in eos_token_ids(path, text) if 0 <= token < text.vocab_size),
+        tuple(KvShape(layer.shape.num_kv_heads, layer.shape.head_dim) for layer in findings.layers),
+        0 if findings.states is None else findings.states.num_bytes,
     )
 
 
@@ -298,7 +298,7 @@ def _module(
         return module
     if not sys.stderr.isatty():
         _LOGGING.disable_progress_bar()  # a log is no place for one
-    module, told = loader.from_pretrained(
+    module, report = loader.from_pretrained(
         path,
         config=hf,
         local_files_only=True,
@@ -306,15 +306,15 @@ def _module(
         ignore_mismatched_sizes=True,  # they are told below
         **_arguments(dtype, spec, attention),
     )
-    if missing := sorted(each for each in told["missing_keys"] if not each.startswith(unread)):
-        raise BrokenModel(f"{path}: tensor {missing[0]} is missing, one of {len(missing)}")
-    for name, found, wanted in sorted(told["mismatched_keys"]):
+    if absent := sorted(name for name in report["missing_keys"] if not name.startswith(unread)):
+        raise BrokenModel(f"{path}: tensor {absent[0]} is missing, one of {len(absent)}")
+    for name, shape, expected in sorted(report["mismatched_keys"]):
         raise BrokenModel(
-            f"{path}: tensor {name} has shape {list(found)}, and the configuration asks for "
-            f"{list(wanted)}"
+            f"{path}: tensor {name} has shape {list(shape)}, and the configuration asks for "
+            f"{list(expected)}"
         )
-    if others := sorted(told["unexpected_keys"]):
-        _log.info("%d tensors are read by nothing, such as %s", len(others), others[0])
+    if extra := sorted(report["unexpected_keys"]):
+        _log.info("%d tensors are read by nothing, such as %s", len(extra), extra[0])
     return module
 
 
@@ -341,10 +341,10 @@ class _GivenHidden(nn.Module):
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
-        self._others = (base,)  # no part of this module
+        self._bases = (base,)  # no part of this module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._others[0], name)
+        return getattr(self._bases[0], name)
 
     @property
     def decoder(self) -> "_GivenHidden":
@@ -375,12 +375,12 @@ class _Head:
     """
 
     def __init__(self, causal: Any) -> None:
-        self._given = _GivenHidden(causal.base_model)
+        self._base = _GivenHidden(causal.base_model)
         self._causal = copy.copy(causal)
-        self._causal._modules = {**causal._modules, causal.base_model_prefix: self._given}
+        self._causal._modules = {**causal._modules, causal.base_model_prefix: self._base}
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        self._given.hidden = hidden[None]
+        self._base.hidden = hidden[None]
         unread = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         logits: Tensor = self._causal(input_ids=unread, use_cache=False).logits
         return logits[0].float()
@@ -392,22 +392,24 @@ def _turns_alike(module: Any, max_model_len: int) -> bool:
     It is of modules that make no rotations, too.
     """
     buffers = module.named_buffers(recurse=False)
-    x = next((each for name, each in buffers if name.endswith("inv_freq")), None)
-    asked = inspect.signature(module.forward).parameters
-    if x is None or "position_ids" not in asked:
+    x = next((buffer for name, buffer in buffers if name.endswith("inv_freq")), None)
+    parameters = inspect.signature(module.forward).parameters
+    if x is None or "position_ids" not in parameters:
         return True
-    kinds = module.rope_type if "layer_type" in asked else ()  # a mapping, with a key for each
+    kinds = module.rope_type if "layer_type" in parameters else ()  # a mapping, with a key for each
     for more in [{"layer_type": kind} for kind in kinds] or [{}]:
-        both = torch.tensor([[1, max_model_len - 1]], device=x.device)
-        alone, beside = (module(x, position_ids=each, **more) for each in (both[:, :1], both))
-        for one, other in zip(_tensors(alone), _tensors(beside), strict=True):
-            if not torch.allclose(one, other[:, :1], atol=1e-4):
+        positions = torch.tensor([[1, max_model_len - 1]], device=x.device)
+        alone, beside = (
+            module(x, position_ids=ids, **more) for ids in (positions[:, :1], positions)
+        )
+        for first, second in zip(_tensors(alone), _tensors(beside), strict=True):
+            if not torch.allclose(first, second[:, :1], atol=1e-4):
                 return False
     return True
 
 
-def _tensors(made: Any) -> tuple[Tensor, ...]:
-    return made if isinstance(made, tuple) else (made,)
+def _tensors(output: Any) -> tuple[Tensor, ...]:
+    return output if isinstance(output, tuple) else (output,)
 
 
 def _fix_longrope(module: Any, max_model_len: int) -> None:
