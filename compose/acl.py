@@ -21,7 +21,7 @@ from penstock.schemas.redis.script import SCRIPTS
 PROGRAM = "penstock acl"
 CALL = re.compile(r"(?:redis\.p?call\(|\{)\s*'([A-Z]{2,})'")  # also in a table that is unpacked
 LANES = f"{NAMESPACE}:{{*:*}}:*"  # every key and channel of every lane
-EVERYBODY = "auth hello ping echo select eval evalsha info role wait cluster|slots pubsub|numsub"
+BASICS = "auth hello ping echo select eval evalsha info role wait cluster|slots pubsub|numsub"
 HEARS = "subscribe unsubscribe"
 KNOW_SECRET = ("gateway", "operator")  # who checks API keys, or makes them
 
@@ -115,16 +115,16 @@ def script_commands() -> list[str]:
 
 def line(role: Role, password: str, has_waitaof: bool, is_redis_6: bool = False) -> str:
     """Return the role's line of an `aclfile`. What it does not name is forbidden."""
-    reading = "~" if is_redis_6 else "%R~"
-    words = f"{EVERYBODY} {role.commands}".split() + (["waitaof"] if has_waitaof else [])
-    needed = [word for word in script_commands() if word != "pubsub"] if role.runs_scripts else []
-    commands = [word if word[0] in "+-" else f"+{word}" for word in [*needed, *words]]
+    read_prefix = "~" if is_redis_6 else "%R~"
+    words = f"{BASICS} {role.commands}".split() + (["waitaof"] if has_waitaof else [])
+    calls = [word for word in script_commands() if word != "pubsub"] if role.runs_scripts else []
+    commands = [word if word[0] in "+-" else f"+{word}" for word in [*calls, *words]]
     return " ".join(
         [
             f"user {role.name} reset resetchannels on",  # Redis 6.2 allows all channels by default
             f"#{hashlib.sha256(password.encode()).hexdigest()}",
             *(f"~{pattern}" for pattern in role.keys),
-            *(f"{reading}{pattern}" for pattern in role.read_keys),
+            *(f"{read_prefix}{pattern}" for pattern in role.read_keys),
             *(f"&{pattern}" for pattern in role.channels),
             "-@all",
             *commands,
@@ -138,8 +138,8 @@ def main(argv: list[str]) -> int:
     flags = settings.fsync, settings.redis_6
     lines = [line(role, password, *flags) for role, password in passwords.items()]
     if settings.into is None:
-        for each, (role, password) in zip(lines, passwords.items(), strict=True):
-            print(each)
+        for acl_line, (role, password) in zip(lines, passwords.items(), strict=True):
+            print(acl_line)
             print(f"redis://{role.name}:{password}@...", file=sys.stderr)
         return 0
     try:

@@ -38,7 +38,7 @@ COMMANDS = {
     ),
 }
 
-INTERRUPTED = 130  # the exit status that shells give after Ctrl-C
+INTERRUPT_STATUS = 130  # the exit status that shells give after Ctrl-C
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,18 +57,18 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: int = importlib.import_module(f"penstock.{module}").main(words[1:])
     except KeyboardInterrupt:  # before the command handles it itself
-        return INTERRUPTED
+        return INTERRUPT_STATUS
     except ModuleNotFoundError as error:
         if not error.name or error.name.split(".")[0] == "penstock":
             raise
-        needed = f"penstock {words[0]} needs {error.name}: pip install 'penstock[worker]'"
-        print(needed, file=sys.stderr)
+        message = f"penstock {words[0]} needs {error.name}: pip install 'penstock[worker]'"
+        print(message, file=sys.stderr)
         return NEVER_STARTS
     return code
 
 
 def _usage() -> str:
-    lines = [f"  {name:<13} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<13} {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(["usage: penstock COMMAND [--flag VALUE ...]", "", *lines])
 
 

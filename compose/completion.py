@@ -38,43 +38,45 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser("penstock")
     commands = parser.add_subparsers()
-    for name, (module, what) in COMMANDS.items():
-        command = commands.add_parser(name, help=what)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary)
         if name == "completion":
             command.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
             continue
         try:
-            found = importlib.import_module(f"penstock.{module}")
+            command_module = importlib.import_module(f"penstock.{module}")
         except ModuleNotFoundError:  # not a part of this installation
             continue
-        inner: dict[str, object] = getattr(found, "COMMANDS", {})
-        nested = command.add_subparsers() if inner else None
-        for each in inner:
-            assert nested is not None
-            shown = _help(found.main, [each, "--help"])
-            if not FLAG.search(shown):  # it says what it takes where its subject is given
-                shown = _help(found.main, [each, "x", "--help"])
+        inner: dict[str, object] = getattr(command_module, "COMMANDS", {})
+        subparsers = command.add_subparsers() if inner else None
+        for subcommand in inner:
+            assert subparsers is not None
+            help_text = _help(command_module.main, [subcommand, "--help"])
+            if not FLAG.search(help_text):  # it says what it takes where its subject is given
+                help_text = _help(command_module.main, [subcommand, "x", "--help"])
             # shtab passes over one without a help.
-            _add_flags(nested.add_parser(each, help=f"penstock {name} {each}"), shown)
+            _add_flags(
+                subparsers.add_parser(subcommand, help=f"penstock {name} {subcommand}"), help_text
+            )
         if not inner:
-            _add_flags(command, _help(found.main, ["--help"]))
+            _add_flags(command, _help(command_module.main, ["--help"]))
     return parser
 
 
 def _help(run: object, argv: list[str]) -> str:
     """Return what a command says of itself, or nothing where it does not."""
     assert callable(run)
-    said = io.StringIO()
+    output = io.StringIO()
     silence = contextlib.redirect_stderr(io.StringIO())
     ends = contextlib.suppress(SystemExit, ModuleNotFoundError)
-    with contextlib.redirect_stdout(said), silence, ends:
+    with contextlib.redirect_stdout(output), silence, ends:
         run(argv)
-    return said.getvalue()
+    return output.getvalue()
 
 
-def _add_flags(parser: argparse.ArgumentParser, shown: str) -> None:
+def _add_flags(parser: argparse.ArgumentParser, help_text: str) -> None:
     flags: dict[str, list[str] | None] = {}
-    for flag, choices in FLAG.findall(shown):
+    for flag, choices in FLAG.findall(help_text):
         flags[flag] = flags.get(flag) or (choices.split(",") if choices else None)
     flags.pop("--help", None)
     for flag, values in flags.items():

@@ -93,7 +93,7 @@ class Demo:
     async def run(self) -> bool:
         """Run all three jobs, and return whether they did what they promise."""
         model = Path(self.stack.settings.model).name
-        said = await self.chat(model, "1. A chat, streamed", CHAT)
+        answer = await self.chat(model, "1. A chat, streamed", CHAT)
         form = await self.chat(
             model,
             "2. The same path, held to a JSON schema",
@@ -103,8 +103,8 @@ class Demo:
                 "json_schema": {"name": "person", "schema": SCHEMA},
             },
         )
-        resumed = await self.killed_and_resumed(model)
-        return bool(said) and list(json.loads(form)) == FIELDS and resumed
+        is_same_text = await self.killed_and_resumed(model)
+        return bool(answer) and list(json.loads(form)) == FIELDS and is_same_text
 
     async def chat(self, model: str, title: str, prompt: str, **more: JsonValue) -> str:
         self._announce(title, prompt)
@@ -134,18 +134,18 @@ class Demo:
         Return whether its text is that of a run that nobody killed.
         """
         self._announce("3. A durable job, whose worker is killed in mid-stream", STORY)
-        asked: Json = {
+        body: Json = {
             "model": model,
             "messages": [{"role": "user", "content": STORY}],
             "temperature": 0.8,
             "seed": 7,
             "max_tokens": 400,
         }
-        undisturbed = await self._whole_text(asked)
+        whole_text = await self._whole_text(body)
         second = self.stack.start("worker-2", "--model", self.stack.settings.model)
         await second.ready.wait()
         watch, pieces, num_tokens, victim = Stopwatch(), list[str](), 0, ""
-        job_id = await self._submit(asked)
+        job_id = await self._submit(body)
         async for delta in self._deltas(job_id):
             watch.tick()
             pieces.append(delta.text)
@@ -156,7 +156,7 @@ class Demo:
                 self.console.print(f" [bold red]| {victim} killed (-9) |[/bold red] ", end="")
         self.console.print(f"\n[dim]{watch.line(num_tokens)}[/dim]")
         text, pause_s = "".join(pieces), watch.longest_pause_s()
-        same = bool(victim) and text == undisturbed
+        same = bool(victim) and text == whole_text
         self.console.print(
             f"[dim]{victim} died after token {KILL_AFTER_TOKENS}; another went on after "
             f"{pause_s:.1f} s "
@@ -165,12 +165,12 @@ class Demo:
         )
         return same
 
-    async def _whole_text(self, asked: Json) -> str:
-        job_id = await self._submit(asked)
+    async def _whole_text(self, body: Json) -> str:
+        job_id = await self._submit(body)
         return "".join([delta.text async for delta in self._deltas(job_id)])
 
-    async def _submit(self, asked: Json) -> str:
-        response = await self.client.post("/v1/jobs", json=asked)
+    async def _submit(self, body: Json) -> str:
+        response = await self.client.post("/v1/jobs", json=body)
         return DemoJob.model_validate_json(response.raise_for_status().content).id
 
     async def _kill_the_owner(self, job_id: str) -> str:

@@ -61,23 +61,25 @@ class Finding:
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(DoctorSettings, PROGRAM, argv)
-    found = asyncio.run(_all(settings))
+    findings = asyncio.run(_all(settings))
     if settings.as_json:
-        print(json.dumps([asdict(each) for each in found]))
+        print(json.dumps([asdict(finding) for finding in findings]))
     else:
         table = Table(box=None, show_header=False, pad_edge=False)
-        for each in found:
-            table.add_row(each.of, Text(each.verdict, COLOURS[each.verdict]), Text(each.text))
+        for finding in findings:
+            table.add_row(
+                finding.of, Text(finding.verdict, COLOURS[finding.verdict]), Text(finding.text)
+            )
         Console().print(table)
-    return int(any(each.verdict == "bad" for each in found))
+    return int(any(finding.verdict == "bad" for finding in findings))
 
 
 async def _all(settings: DoctorSettings) -> list[Finding]:
-    found = [each async for each in of_redis(settings)]
+    findings = [finding async for finding in of_redis(settings)]
     if importlib.util.find_spec("torch") is None:
         text = "torch is not installed: gateway, housekeeping and SDK run here, no worker"
-        return [*found, Finding("worker", "look", text)]
-    return [*found, *of_processor(), *of_gpu(), *of_attention(), *of_model(settings.model)]
+        return [*findings, Finding("worker", "look", text)]
+    return [*findings, *of_processor(), *of_gpu(), *of_attention(), *of_model(settings.model)]
 
 
 async def of_redis(settings: DoctorSettings) -> AsyncIterator[Finding]:
@@ -104,7 +106,7 @@ async def of_redis(settings: DoctorSettings) -> AsyncIterator[Finding]:
             text = error.message if isinstance(error, QueueUnreachable) else str(error)
             yield Finding("redis", "bad", f"{text} (--redis-url says where it is)")
             return
-    serving = {(lane.model, each.worker) for lane in lanes for each in lane.staff}
+    serving = {(lane.model, member.worker) for lane in lanes for member in lane.staff}
     for model in sorted({lane.model for lane in lanes}):
         count = sum(name == model for name, _ in serving)
         waiting = sum(lane.status.num_queued for lane in lanes if lane.model == model)
@@ -124,8 +126,8 @@ def of_housekeeping(is_there: bool) -> Finding:
 def of_clocks(apart_s: float) -> Finding:
     if abs(apart_s) < CLOCKS_S:
         return Finding("clocks", "good", "this machine's and Redis's agree")
-    what = "nothing is decided by this machine's, but its logs and traces have it: set it right"
-    return Finding("clocks", "look", f"Redis's is {apart_s:+.1f} s from this machine's; {what}")
+    advice = "nothing is decided by this machine's, but its logs and traces have it: set it right"
+    return Finding("clocks", "look", f"Redis's is {apart_s:+.1f} s from this machine's; {advice}")
 
 
 def of_secret(settings: DoctorSettings, has_keys: bool) -> Finding:
@@ -148,7 +150,7 @@ def of_processor() -> Iterator[Finding]:
     from penstock.kernels.cpu.prebuilt import levels, this_processors
 
     features = this_processors()
-    name = next((each.name for each in levels() if each.features <= features), "unknown")
+    name = next((level.name for level in levels() if level.features <= features), "unknown")
     if compiled_ops() is None:
         text = f"{name}, but no C compiler and no operations made ahead by `penstock prebuild`"
         yield Finding("processor", "look", f"{text}: torch takes several times as long")

@@ -60,8 +60,8 @@ class Stack:
         self.settings = settings
         self.console = console
         self.quiet = quiet
-        self._listening = listen(settings)
-        self.url = url_of(self._listening, settings.is_encrypted)
+        self._socket = listen(settings)
+        self.url = url_of(self._socket, settings.is_encrypted)
         self.redis_url = settings.redis_url or ""
         self.components: dict[str, Component] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -96,7 +96,7 @@ class Stack:
             self.say,
             self.relay,
             self._told() | env,
-            [self._listening.fileno()] if kind == "gateway" else [],
+            [self._socket.fileno()] if kind == "gateway" else [],
         )
         self.components[name] = component
         self._running[name] = asyncio.create_task(component.keep_alive(), name=name)
@@ -107,7 +107,7 @@ class Stack:
 
         So a restart loses no connection that is being made.
         """
-        argv = ["--fd", str(self._listening.fileno()), "--host", self.settings.host]
+        argv = ["--fd", str(self._socket.fileno()), "--host", self.settings.host]
         if self.settings.allowed_hosts:
             argv += ["--allowed-hosts", ",".join(self.settings.allowed_hosts)]
         for name in ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
@@ -121,17 +121,17 @@ class Stack:
         A URL may hold a password, so it does not go on a command line.
         """
         settings = self.settings
-        told = {
+        variables = {
             "PENSTOCK_REDIS_URL": self.redis_url,
             "PENSTOCK_WEBHOOK_PUBLIC": str(settings.webhook_public),
             "PENSTOCK_WEBHOOK_PRIVATE": ",".join(settings.webhook_private),
             "PENSTOCK_WEBHOOK_TIMEOUT_S": str(settings.webhook_timeout_s),
         }
-        return told | ({"PENSTOCK_CONFIG": str(settings.config)} if settings.config else {})
+        return variables | ({"PENSTOCK_CONFIG": str(settings.config)} if settings.config else {})
 
     def close(self) -> None:
         """Close the socket, so that no connection is accepted that no gateway takes."""
-        close(self._listening, self.settings)
+        close(self._socket, self.settings)
 
     async def stop(self, name: str) -> None:
         task = self._running.pop(name, None)
@@ -160,8 +160,8 @@ class Stack:
 
         Empty where there is one GPU or one worker, or where another device was named.
         """
-        there, named = gpus(), os.environ.get("PENSTOCK_DEVICE", "auto")
-        if min(len(there), self.settings.num_workers) < 2 or named not in ("auto", "cuda"):
+        there, device = gpus(), os.environ.get("PENSTOCK_DEVICE", "auto")
+        if min(len(there), self.settings.num_workers) < 2 or device not in ("auto", "cuda"):
             return {}
         gpu = there[(number - 1) % len(there)]
         shares = ", which it shares" if self.settings.num_workers > len(there) else ""
@@ -195,13 +195,15 @@ class Stack:
         names = {(host, component.pid): name for name, component in self.components.items()}
         try:
             async with QueueClient.from_url(self.redis_url) as client:
-                living = [one for queue in await client.queues() for one in await queue.workers()]
+                workers = [
+                    worker for queue in await client.queues() for worker in await queue.workers()
+                ]
         except QueueUnreachable:  # each part says so itself
             return {}
         return {
-            one.worker: names[one.card.host, one.card.pid]
-            for one in living
-            if one.lease_left_ms > 0 and (one.card.host, one.card.pid) in names
+            worker.worker: names[worker.card.host, worker.card.pid]
+            for worker in workers
+            if worker.lease_left_ms > 0 and (worker.card.host, worker.card.pid) in names
         }
 
 
@@ -237,8 +239,8 @@ async def running(
 
 def gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the names of the GPUs that this process may use, as CUDA takes them."""
-    if (listed := os.environ.get(VISIBLE_GPUS)) is not None:
-        return [name.strip() for name in listed.split(",") if name.strip()]
+    if (visible := os.environ.get(VISIBLE_GPUS)) is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
     return [str(at) for at, _ in enumerate(devices.glob("nvidia[0-9]*"))]
 
 
@@ -280,8 +282,8 @@ async def _up(settings: LocalSettings) -> None:
         name = Path(settings.model).name
         with _noted(stack):
             url = stack.url if settings.uds else f"{stack.url}/v1"
-            served = f"\nPenstock serves {name} at [bold]{url}[/bold], until Ctrl-C.\n"
-            console.print(served)
+            sentence = f"\nPenstock serves {name} at [bold]{url}[/bold], until Ctrl-C.\n"
+            console.print(sentence)
             await asyncio.Event().wait()
 
 
@@ -292,8 +294,8 @@ def _noted(stack: Stack) -> Iterator[None]:
         try:
             notes.enter_context(noted(stack.redis_url))
         except OSError as error:
-            told = f"--redis-url {shown(stack.redis_url)}: {error.strerror}"
-            stack.say("server", f"other commands find it only by {told}")
+            flag = f"--redis-url {shown(stack.redis_url)}: {error.strerror}"
+            stack.say("server", f"other commands find it only by {flag}")
         yield
 
 

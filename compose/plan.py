@@ -157,9 +157,9 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         max_num_seqs=settings.max_num_seqs,
         kv_cache_dtype=settings.kv_cache_dtype,
     )
-    kept = cache_dtype(config, spec.device) or dtype
+    kv_dtype = cache_dtype(config, spec.device) or dtype
     if facts.kv_shapes:
-        sizes = sizes_in(budget, config, facts, kept)
+        sizes = sizes_in(budget, config, facts, kv_dtype)
         length = length_that_fits(config, facts, sizes.num_blocks)
     else:
         sizes = CacheSizes(0, settings.max_num_seqs, 0)
@@ -172,14 +172,14 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
 
     num_blocks = sizes.num_blocks
     num_states = sizes.num_seqs + sizes.num_kept_states if facts.state_bytes else 0
-    cache_bytes = num_blocks * block_bytes(config, facts, kept) + num_states * facts.state_bytes
+    cache_bytes = num_blocks * block_bytes(config, facts, kv_dtype) + num_states * facts.state_bytes
     return MemoryPlan(
         model=settings.model,
         family=facts.family,
         num_parameters=sum(prod(shape) for shape in model.shapes.values()),
         dtype=settings.quantization or str(dtype).removeprefix("torch."),
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=block_bytes(config, facts, kept) // settings.block_size,
+        kv_bytes_per_token=block_bytes(config, facts, kv_dtype) // settings.block_size,
         state_bytes=facts.state_bytes,
         num_states=num_states,
         kv_cache_bytes=cache_bytes,
@@ -238,14 +238,14 @@ def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
 
 
 def _cache_rows(plan: MemoryPlan, usual: int) -> list[tuple[str, str]]:
-    held = f"{plan.num_blocks:,} blocks, {plan.num_kv_tokens:,} tokens"
+    cache_size = f"{plan.num_blocks:,} blocks, {plan.num_kv_tokens:,} tokens"
     states = f"{plan.num_states:,} of {_size(plan.state_bytes)}: sequences and prefixes"
     longest = counted(plan.num_longest_seqs, "sequence", ",")
     typical = counted(plan.num_typical_seqs, "sequence", ",")
     return [
         ("KV of a token", f"{plan.kv_bytes_per_token:,} bytes"),
         *([("states", states)] if plan.num_states else []),
-        ("KV cache", f"{_size(plan.kv_cache_bytes)}: {held}"),
+        ("KV cache", f"{_size(plan.kv_cache_bytes)}: {cache_size}"),
         ("at once, longest", f"{longest} of {plan.max_model_len:,}"),
         ("at once, usual", f"{typical} of {usual:,}"),
     ]

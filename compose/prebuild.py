@@ -31,12 +31,14 @@ class PrebuildSettings(Settings):
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(PrebuildSettings, PROGRAM, argv)
-    known = {level.name: level for level in levels()}
-    if strange := set(settings.levels) - set(known):
-        print(f"{PROGRAM}: --levels: {min(strange)} is none of {', '.join(known)}", file=sys.stderr)
+    by_name = {level.name: level for level in levels()}
+    if strange := set(settings.levels) - set(by_name):
+        print(
+            f"{PROGRAM}: --levels: {min(strange)} is none of {', '.join(by_name)}", file=sys.stderr
+        )
         return 2
     try:
-        for file in prebuild([known[name] for name in settings.levels or known]):
+        for file in prebuild([by_name[name] for name in settings.levels or by_name]):
             print(f"{file.stat().st_size / 1000:>4.0f} kB  {file}", flush=True)
     except Unusable as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)

@@ -33,7 +33,7 @@ from penstock.schemas.redis.url import RedisUrlSetting
 PROGRAM = "penstock run-batch"
 LOOK_S = 0.5
 LINE_S = 10.0  # between two lines, where no terminal shows a bar
-INTERRUPTED = 130
+INTERRUPT_STATUS = 130
 SHORT = {"-i": "--input-file", "-o": "--output-file"}
 
 
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
         return asyncio.run(_run(settings))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"{PROGRAM}: stopped; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
+        return INTERRUPT_STATUS
     except (
         FileTaken, WrongLines, PenstockError, OSError,
         NotReady, ServerFailed, CannotListen, BadSecret,
@@ -108,12 +108,12 @@ async def _run(settings: RunBatchSettings | RunModelSettings) -> int:
             settings.max_concurrency,
             names[0] if len(names) == 1 else "",
         )
-        showing = asyncio.create_task(_show(batch.progress, console))
+        display = asyncio.create_task(_show(batch.progress, console))
         try:
             await batch.run(settings.retry_failed)
         finally:
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
+            display.cancel()
+            await asyncio.gather(display, return_exceptions=True)
     progress = batch.progress
     console.print(_sentence(progress, settings.output_file), soft_wrap=True)
     return 1 if progress.failed else 0
@@ -149,19 +149,19 @@ async def _show(progress: BatchProgress, console: Console) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             done = progress.before + progress.done
-            told = f"{progress.failed} failed, {rate.now(progress)}"
-            bar.update(task, total=progress.total or None, completed=done, told=told)
+            status = f"{progress.failed} failed, {rate.now(progress)}"
+            bar.update(task, total=progress.total or None, completed=done, told=status)
 
 
 class _Rate:
     """Tells how many tokens a second were made since it was asked before."""
 
     def __init__(self) -> None:
-        self._seen = time.monotonic(), 0
+        self._last = time.monotonic(), 0
 
     def now(self, progress: BatchProgress) -> str:
-        (then_s, before), now_s = self._seen, time.monotonic()
-        self._seen = now_s, progress.completion_tokens
+        (then_s, before), now_s = self._last, time.monotonic()
+        self._last = now_s, progress.completion_tokens
         return f"{(progress.completion_tokens - before) / (now_s - then_s):,.0f} tokens/s"
 
 
@@ -172,6 +172,6 @@ def _counts(progress: BatchProgress) -> str:
 
 def _sentence(progress: BatchProgress, path: Path) -> str:
     read = f"{progress.prompt_tokens:,} prompt tokens ({progress.cached_tokens:,} found computed)"
-    told = f"{_counts(progress)}; {read}, {progress.completion_tokens:,} made"
+    counts = f"{_counts(progress)}; {read}, {progress.completion_tokens:,} made"
     before = f", {progress.before:,} of them before" if progress.before else ""
-    return f"{path}: {told}{before}"
+    return f"{path}: {counts}{before}"

