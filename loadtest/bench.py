@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<12} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<12} {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(["usage: penstock bench COMMAND [--flag VALUE ...]", "", *lines])
 
 

@@ -32,15 +32,15 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console.width = 110
-    machines, asked = differences(a, b)
-    shared = [name for name in a.sections() if name in b.sections()]
-    if not shared:
+    machines, options = differences(a, b)
+    names = [name for name in a.sections() if name in b.sections()]
+    if not names:
         raise BadOption(f"{settings.before} and {settings.after} have no load in common")
-    for name in shared:
+    for name in names:
         console.print(_table(name, a, b))
-    for name in {*a.sections(), *b.sections()} - {*shared}:
+    for name in {*a.sections(), *b.sections()} - {*names}:
         console.print(f"in one file only: {name}", highlight=False, markup=False)
-    for title, lines in ("The machines differ", machines), ("Not the same was asked", asked):
+    for title, lines in ("The machines differ", machines), ("Not the same was asked", options):
         if lines:
             console.print("\n  ".join([f"{title}:", *lines]), highlight=False, markup=False)
     return 0
@@ -56,7 +56,7 @@ def _table(name: str, a: ResultFile, b: ResultFile) -> Table:
         ratio = after[key] / before[key] if before[key] else None
         table.add_row(
             key,
-            *(f"{each[key]:,.2f}".removesuffix(".00") for each in (before, after)),
+            *(f"{figures[key]:,.2f}".removesuffix(".00") for figures in (before, after)),
             "" if ratio is None else f"{ratio:.2f}",
             _verdict(key, before[key], after[key]),
         )

@@ -36,8 +36,8 @@ class LatencySettings(OwnSettings):
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(LatencySettings, PROGRAM, argv)
-    cached = {"enable_prefix_caching": settings.enable_prefix_caching}
-    llm = LLM(settings.model, **settings.given() | cached)
+    prefix_cache = {"enable_prefix_caching": settings.enable_prefix_caching}
+    llm = LLM(settings.model, **settings.given() | prefix_cache)
     requests = random_requests(
         settings.batch_size, settings.input_len, settings.output_len, settings.own_vocab_size
     )

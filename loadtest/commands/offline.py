@@ -35,23 +35,23 @@ def main(argv: Sequence[str]) -> int:
     llm = TimedLLM(settings.model, **settings.given())
     llm.answer(requests[:1], settings.temperature)  # set-up on first use is not measured
     with Neighbours() as neighbours:
-        found = llm.answer(requests, settings.temperature)
-    num_tokens = found.num_prompt_tokens + found.num_tokens
+        measurement = llm.answer(requests, settings.temperature)
+    num_tokens = measurement.num_prompt_tokens + measurement.num_tokens
     result = {
-        "elapsed_time": found.wall_s,
-        "num_requests": len(found.timelines),
+        "elapsed_time": measurement.wall_s,
+        "num_requests": len(measurement.timelines),
         "total_num_tokens": num_tokens,
-        "requests_per_second": len(found.timelines) / found.wall_s,
-        "tokens_per_second": num_tokens / found.wall_s,
-        "output_tokens_per_second": found.tokens_per_s,
+        "requests_per_second": len(measurement.timelines) / measurement.wall_s,
+        "tokens_per_second": num_tokens / measurement.wall_s,
+        "output_tokens_per_second": measurement.tokens_per_s,
     }
     print(
         f"Throughput: {result['requests_per_second']:.2f} requests/s, "
         f"{result['tokens_per_second']:.2f} total tokens/s, "
         f"{result['output_tokens_per_second']:.2f} output tokens/s"
     )
-    print(f"Total num prompt tokens:  {found.num_prompt_tokens}")
-    print(f"Total num output tokens:  {found.num_tokens}")
+    print(f"Total num prompt tokens:  {measurement.num_prompt_tokens}")
+    print(f"Total num output tokens:  {measurement.num_tokens}")
     print(f"CPU used by others:       {neighbours.share:.0%}")
     if settings.output_json is not None:
         settings.output_json.write_text(json.dumps(result, indent=4) + "\n")

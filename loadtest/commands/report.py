@@ -26,9 +26,9 @@ class ReportSettings(Settings):
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(ReportSettings, PROGRAM, argv)
-    found = [ResultFile.read(path) for path in settings.results]
+    files = [ResultFile.read(path) for path in settings.results]
     try:
-        write_report(settings.output, found)
+        write_report(settings.output, files)
     except OSError as error:
         raise BadOption(f"--output: {settings.output}: {error.strerror}") from error
     print(settings.output)

@@ -95,9 +95,9 @@ class BenchServeSettings(OwnSettings, DatasetSettings):
 
     @model_validator(mode="after")
     def ramps_wholly(self) -> Self:
-        given = [self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps]
-        if any(each is not None for each in given):
-            if None in given:
+        ramp = [self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps]
+        if any(value is not None for value in ramp):
+            if None in ramp:
                 raise ValueError(
                     "ramp_up_strategy, ramp_up_start_rps and ramp_up_end_rps: give all of them"
                 )
@@ -109,8 +109,8 @@ class BenchServeSettings(OwnSettings, DatasetSettings):
     def asks_a_backend_where_it_is(self) -> Self:
         is_redis = urlsplit(self.base_url or "").scheme in REDIS
         if self.base_url is not None and is_redis != (self.backend == "penstock-sdk"):
-            wanted = "redis://" if self.backend == "penstock-sdk" else "http:// or https://"
-            raise ValueError(f"base_url: --backend {self.backend} takes a {wanted} URL")
+            scheme = "redis://" if self.backend == "penstock-sdk" else "http:// or https://"
+            raise ValueError(f"base_url: --backend {self.backend} takes a {scheme} URL")
         return self
 
     def way(self) -> Way:
@@ -141,30 +141,34 @@ def main(argv: Sequence[str]) -> int:
 
     async def measure() -> tuple[str, Measurement]:
         async with _server(settings) as server:
-            named = not is_own and "model" in settings.model_fields_set
-            model = settings.model if named else await server.first_model()
+            is_named = not is_own and "model" in settings.model_fields_set
+            model = settings.model if is_named else await server.first_model()
             await warm_up(server, model, requests, settings.way())
             return model, await drive(server, model, requests, settings.way())
 
     with Neighbours() as neighbours:
-        model, found = uvloop.run(measure())
-    latencies = found.summary(settings.percentile_metrics, settings.metric_percentiles)
-    summary = result(found, settings.goodput)
-    show(summary, latencies, found, settings.way())
+        model, measurement = uvloop.run(measure())
+    latencies = measurement.summary(settings.percentile_metrics, settings.metric_percentiles)
+    summary = result(measurement, settings.goodput)
+    show(summary, latencies, measurement, settings.way())
     if is_own:
         print(f"{'CPU used by others:':<40} {neighbours.share:.0%}")
-    for line in told_errors(found):
+    for line in told_errors(measurement):
         print(line, file=sys.stderr)
     whole = _asked(settings, model, len(requests)) | summary | latencies
     if is_own:
         whole["cpu_used_by_others"] = neighbours.share
     if settings.save_result:
         _save(
-            settings, model, ResultFile(whole | (detailed(found) if settings.save_detailed else {}))
+            settings,
+            model,
+            ResultFile(whole | (detailed(measurement) if settings.save_detailed else {})),
         )
     if settings.report is not None:
-        write_report(settings.report, [ResultFile(whole | detailed(found), settings.report.stem)])
-    return 0 if found.completed and not found.token_errors else 1
+        write_report(
+            settings.report, [ResultFile(whole | detailed(measurement), settings.report.stem)]
+        )
+    return 0 if measurement.completed and not measurement.token_errors else 1
 
 
 @asynccontextmanager
@@ -202,7 +206,7 @@ def _asked(settings: BenchServeSettings, model: str, num_prompts: int) -> dict[s
     }
 
 
-def _save(settings: BenchServeSettings, model: str, saved: ResultFile) -> None:
+def _save(settings: BenchServeSettings, model: str, file: ResultFile) -> None:
     rate = f"{settings.request_rate:g}"
-    made = f"{settings.backend}-{rate}qps-{Path(model).name}-{saved.raw['date']}.json"
-    saved.write(settings.result_dir / (settings.result_filename or made))
+    name = f"{settings.backend}-{rate}qps-{Path(model).name}-{file.raw['date']}.json"
+    file.write(settings.result_dir / (settings.result_filename or name))

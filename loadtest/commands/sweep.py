@@ -36,7 +36,7 @@ from penstock.loadtest.requests.workload import varied
 from penstock.schemas.process.start import load_settings, words_of
 
 PROGRAM = "penstock bench sweep"
-OURS = "Penstock"
+OWN_SERVER = "Penstock"
 A_CLIENT = 8  # requests that each client sends, if there are so many
 MOST_DOUBLINGS = 12
 
@@ -115,21 +115,21 @@ def main(argv: Sequence[str]) -> int:
     if not settings.url:
         console.print(f"CPU used by others: {neighbours.share:.0%}", highlight=False)
     for point in points:
-        for line in told_errors(point.found):
+        for line in told_errors(point.measurement):
             print(f"{point.server}, {point.label}: {line}", file=sys.stderr)
     if settings.output_json is not None:
-        written = {
+        result = {
             "machine": description(),
             "told": _told(settings, points),
             "points": [point.figures() for point in points],
         }
-        settings.output_json.write_text(json.dumps(written, indent=1) + "\n")
+        settings.output_json.write_text(json.dumps(result, indent=1) + "\n")
     if settings.plot is not None:
         from penstock.loadtest.report.plot import draw
 
         draw(settings.plot, _title(settings), points)
-    is_whole = not any(point.found.token_errors for point in points)
-    return 0 if is_whole and any(point.found.completed for point in points) else 1
+    is_whole = not any(point.measurement.token_errors for point in points)
+    return 0 if is_whole and any(point.measurement.completed for point in points) else 1
 
 
 def _check_plot(path: Path) -> None:
@@ -141,25 +141,25 @@ def _check_plot(path: Path) -> None:
 
 
 async def _measure(settings: SweepSettings, console: Console) -> list[Point]:
-    given = named_targets(settings.url)
+    targets = named_targets(settings.url)
     requests = settings.requests(settings.own_vocab_size)
     async with AsyncExitStack() as stack:
         own = serving(settings.model, *flags(settings.given()))
         url, _ = await stack.enter_async_context(own)
-        servers = {OURS: Target(url)} | given
+        servers = {OWN_SERVER: Target(url)} | targets
         models = {name: first_model(server) for name, server in servers.items()}
         points: dict[str, list[Point]] = {name: [] for name in servers}
-        for turn, way in enumerate(settings.ways(points[OURS])):
+        for turn, way in enumerate(settings.ways(points[OWN_SERVER])):
             load = float(way.max_concurrency or way.request_rate)
             label = f"{load:g}" if way.max_concurrency else f"{load:.3g}/s"
             count = way.max_concurrency * A_CLIENT if way.max_concurrency else len(requests)
-            asked = varied(requests[:count], turn, settings.own_vocab_size)
+            turn_requests = varied(requests[:count], turn, settings.own_vocab_size)
             for name, server in servers.items():
                 if turn == 0:
                     await warm_up(server, models[name], requests, way)
-                with console.status(f"{name}, {label}: {len(asked)} requests"):
-                    found = await drive(server, models[name], asked, way)
-                points[name].append(Point(name, label, load, found, settings.goodput))
+                with console.status(f"{name}, {label}: {len(turn_requests)} requests"):
+                    measurement = await drive(server, models[name], turn_requests, way)
+                points[name].append(Point(name, label, load, measurement, settings.goodput))
     in_order = [sorted(of_one, key=lambda point: point.load) for of_one in points.values()]
     return [point for of_one in in_order for point in of_one]
 
@@ -178,15 +178,18 @@ def _show(console: Console, settings: SweepSettings, points: Sequence[Point]) ->
         table.add_column(column, justify="right")
     for name, of_one in by_server(points):
         for number, point in enumerate(of_one):
-            found = point.found
-            of_tokens = [found.percentile("ttft", p) for p in (50, 99)]
-            of_tokens += [found.percentile("itl", p) for p in (50, 99)]
+            measurement = point.measurement
+            of_tokens = [measurement.percentile("ttft", p) for p in (50, 99)]
+            of_tokens += [measurement.percentile("itl", p) for p in (50, 99)]
             table.add_row(
                 "" if number else name,
                 point.label,
-                f"{found.tokens_per_s:,.0f}",
-                *(f"{each:,.0f}" if each >= 100 else f"{each:.1f}" for each in of_tokens),
-                *(f"{found.percentile('e2el', p) / 1e3:.2f}" for p in (50, 99)),
+                f"{measurement.tokens_per_s:,.0f}",
+                *(
+                    f"{latency:,.0f}" if latency >= 100 else f"{latency:.1f}"
+                    for latency in of_tokens
+                ),
+                *(f"{measurement.percentile('e2el', p) / 1e3:.2f}" for p in (50, 99)),
                 *([f"{point.share_good:.0%}"] if settings.goodput else []),
             )
     console.print(table)

@@ -21,7 +21,7 @@ CACHELESS = Subject("LLM, no prefix cache", llm, {"enable_prefix_caching": False
 INT8 = Subject("LLM, int8 weights", llm, {"quantization": "int8"})
 DETERMINISTIC = Subject("Penstock deterministic", llm, {"deterministic": True})
 BESIDE = Subject("LLM, busy neighbour", llm, is_beside=True)
-BATCHED = Subject("generate_batch", generate_batch)
+BATCH = Subject("generate_batch", generate_batch)
 ONE_BY_ONE = Subject("generate", generate, sampled=True)
 _POOL_BYTES = 512 * 2**20
 
@@ -39,8 +39,8 @@ class Case:
 
 
 CASES = (
-    Case("W 64", "W", 64, (LLM, DETERMINISTIC, QUEUE, BATCHED)),
-    Case("W 8", "W", 8, (LLM, INT8, QUEUE, BATCHED)),
+    Case("W 64", "W", 64, (LLM, DETERMINISTIC, QUEUE, BATCH)),
+    Case("W 8", "W", 8, (LLM, INT8, QUEUE, BATCH)),
     Case("one 1", "one", 1, (LLM, INT8, DETERMINISTIC, QUEUE, ONE_BY_ONE)),
     Case("P 64", "P", 64, (LLM, CACHELESS, QUEUE)),
     Case("U 64", "U", 64, (LLM, CACHELESS, QUEUE)),
@@ -49,20 +49,20 @@ CASES = (
 )
 
 
-def servers(given: Sequence[str]) -> list[Subject]:
+def servers(words: Sequence[str]) -> list[Subject]:
     """Return the servers that words `name=http://host:port/v1` name. Raises BadOption."""
     return [
-        Subject(name, server(one), url=one.base_url, port=one.local_port)
-        for name, one in named_targets(given).items()
+        Subject(name, server(http_server), url=http_server.base_url, port=http_server.local_port)
+        for name, http_server in named_targets(words).items()
     ]
 
 
-def named_targets(given: Sequence[str]) -> dict[str, Target]:
+def named_targets(words: Sequence[str]) -> dict[str, Target]:
     """Return each word's target by its name. Raises BadOption."""
-    found = {}
-    for word in given:
+    targets = {}
+    for word in words:
         name, equals, url = word.partition("=")
         if not (name and equals):
             raise BadOption(f"--url: {word!r} is not name=http://host:port/v1")
-        found[name] = target(url, "--url")
-    return found
+        targets[name] = target(url, "--url")
+    return targets

@@ -77,11 +77,11 @@ def through_queue(task: Task) -> Measurement:
     return uvloop.run(measure())
 
 
-def server(given: Target) -> Callable[[Task], Measurement]:
+def server(target: Target) -> Callable[[Task], Measurement]:
     """Return the function that measures a server that already runs."""
 
     def measure(task: Task) -> Measurement:
-        return replace(uvloop.run(_ask(given, task, 0.0)), start_s=0.0)
+        return replace(uvloop.run(_ask(target, task, 0.0)), start_s=0.0)
 
     return measure
 
@@ -90,21 +90,24 @@ def vllm_in_process(python: Path) -> Callable[[Task], Measurement]:
     """Return the function that measures vLLM's engine in process, by the Python that has it."""
 
     def measure(task: Task) -> Measurement:
-        if any(one.schema for one in task.requests):
+        if any(request.schema for request in task.requests):
             raise CannotMeasure("vLLM LLM is asked for no answers by a schema; measure its server")
         began_s = time.perf_counter()
-        requests = [{"prompt": one.prompt, "max_tokens": one.max_tokens} for one in task.requests]
-        given = {"model": str(task.folder), "concurrency": task.concurrency, "requests": requests}
-        ended = subprocess.run(
+        requests = [
+            {"prompt": request.prompt, "max_tokens": request.max_tokens}
+            for request in task.requests
+        ]
+        payload = {"model": str(task.folder), "concurrency": task.concurrency, "requests": requests}
+        process = subprocess.run(
             [python, Path(__file__).with_name("vllm_in_process.py")],
-            input=json.dumps(given),
+            input=json.dumps(payload),
             capture_output=True,
             text=True,
             check=False,
         )
-        if ended.returncode:
-            raise CannotMeasure(f"--vllm: {(ended.stderr.splitlines() or ['it ended'])[-1]}")
-        answer = json.loads(ended.stdout)
+        if process.returncode:
+            raise CannotMeasure(f"--vllm: {(process.stderr.splitlines() or ['it ended'])[-1]}")
+        answer = json.loads(process.stdout)
         timelines = [
             Timeline(answer["begin_s"], num_prompt, tokens_s)
             for num_prompt, tokens_s in zip(answer["num_prompt"], answer["tokens_s"], strict=True)
@@ -116,12 +119,12 @@ def vllm_in_process(python: Path) -> Callable[[Task], Measurement]:
     return measure
 
 
-async def _ask(given: Target, task: Task, begin_s: float) -> Measurement:
+async def _ask(target: Target, task: Task, begin_s: float) -> Measurement:
     way = Way(max_concurrency=task.concurrency)
-    model = first_model(given)
-    first = await warm_up(given, model, task.requests, way)
+    model = first_model(target)
+    first = await warm_up(target, model, task.requests, way)
     start_s = (first.tokens_s or [begin_s])[0] - begin_s
-    return replace(proved(await drive(given, model, task.requests, way)), start_s=start_s)
+    return replace(proved(await drive(target, model, task.requests, way)), start_s=start_s)
 
 
 # The clock is the same in all processes of a machine, so a start counts from before the process.
@@ -135,9 +138,9 @@ def _llm(task: Task, begin_s: float) -> Measurement:
     prompt = task.requests[0].prompt
     short = Request("Hello" if isinstance(prompt, str) else prompt[::-1][:16], 4)
     (first,) = engine.answer([short]).timelines
-    found = engine.answer(task.requests)
-    begin_in_turn(found.timelines, task.concurrency)
-    return replace(found, start_s=first.tokens_s[0] - begin_s)
+    measurement = engine.answer(task.requests)
+    begin_in_turn(measurement.timelines, task.concurrency)
+    return replace(measurement, start_s=first.tokens_s[0] - begin_s)
 
 
 def begin_in_turn(timelines: Sequence[Timeline], concurrency: int) -> None:

@@ -40,11 +40,11 @@ class Part:
         `env` are variables of its environment, beside those of this process.
         """
         self._name = words[0]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.compose.cli", *words],
             stdout=subprocess.DEVNULL,
-            stderr=self._said,
+            stderr=self._stderr,
             start_new_session=True,
             preexec_fn=partial(end_with_parent, signal.SIGKILL),
             pass_fds=fds,
@@ -68,8 +68,8 @@ class Part:
 
     @property
     def last_words(self) -> str:
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").splitlines() or ["nothing"]
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").splitlines() or ["nothing"]
         return f"penstock {self._name} said: {lines[-1]}"
 
     def stop(self) -> None:
@@ -85,7 +85,7 @@ class Part:
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-        self._said.close()
+        self._stderr.close()
 
 
 @asynccontextmanager
@@ -112,8 +112,8 @@ class System:
     @contextmanager
     def gateway(self) -> Iterator[tuple[Part, int]]:
         """Yield a gateway and its port."""
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            port, fd = int(listening.getsockname()[1]), listening.fileno()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port, fd = int(listener.getsockname()[1]), listener.fileno()
             part = Part("gateway", "--redis-url", self.server.url, "--fd", str(fd), fds=[fd])
             try:
                 _until_answered(part, port)
@@ -135,8 +135,8 @@ async def stack(
     model: str, *flags: str, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[str]:
     """Yield the URL of `penstock serve`, with housekeeping and files, when its model is served."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = int(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
     words, url = ("serve", model, "--port", str(port), *flags), f"http://127.0.0.1:{port}"
     part = Part(*words, env=env)
     try:
@@ -164,13 +164,13 @@ async def _until_served(client: QueueClient, workers: list[Part]) -> None:
     while time.monotonic() < until:
         for part in workers:
             part.check()
-        living = [
+        alive = [
             worker
             for queue in await client.queues()
             for worker in await queue.workers()
             if worker.lease_left_ms > 0
         ]
-        if len(living) >= len(workers):
+        if len(alive) >= len(workers):
             return
         await asyncio.sleep(0.1)
     raise DidNotStart(f"no worker started serving within {START_S:.0f} s; {workers[0].last_words}")

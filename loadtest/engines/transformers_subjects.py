@@ -54,7 +54,7 @@ def generate_batch(
     model = _load(folder)
     with _continuous_batching(model, requests) as manager:
 
-        def answer_all(some: Sequence[Request]) -> Measurement:
+        def answer_all(batch: Sequence[Request]) -> Measurement:
             begin, cpu_s = time.perf_counter(), time.process_time()
             timelines: dict[str, Timeline] = {}
 
@@ -68,10 +68,10 @@ def generate_batch(
                 assert name is not None
                 timelines[name] = Timeline(time.perf_counter(), len(request.ids))
 
-            waiting = iter(some)
+            waiting = iter(batch)
             for request in islice(waiting, concurrency):
                 add(request)
-            for _ in some:
+            for _ in batch:
                 result = manager.get_result(timeout=1200)
                 assert result is not None and result.timestamps is not None, result
                 timelines[result.request_id].tokens_s.extend(result.timestamps)

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def main() -> int:
-    told = os.fdopen(os.dup(1), "w")
+    out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's own words
     task = json.load(sys.stdin)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -35,9 +35,9 @@ def main() -> int:
         )
     )
     first = _answer(engine, [{"prompt": task["requests"][0]["prompt"][::-1][:16], "max_tokens": 4}])
-    answered = _answer(engine, task["requests"])
-    told.write(json.dumps(answered | {"first_token_s": first["tokens_s"][0][0]}) + "\n")
-    told.flush()
+    answer = _answer(engine, task["requests"])
+    out.write(json.dumps(answer | {"first_token_s": first["tokens_s"][0][0]}) + "\n")
+    out.flush()
     return 0
 
 
@@ -57,8 +57,8 @@ def _answer(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
             ignore_eos=True,
             output_kind=RequestOutputKind.DELTA,
         )
-        asked = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
-        engine.add_request(str(number), engine.renderer.render_cmpl([asked])[0], params)
+        vllm_prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+        engine.add_request(str(number), engine.renderer.render_cmpl([vllm_prompt])[0], params)
     while engine.has_unfinished_requests():
         for output in engine.step():
             number, count = int(output.request_id), len(output.outputs[0].token_ids)

@@ -47,8 +47,8 @@ class BesideSettings(OwnSettings):
 
     @field_validator("rounds")
     @classmethod
-    def has_requests_for_each(cls, rounds: int, others: ValidationInfo) -> int:
-        if rounds > others.data.get("num_prompts", rounds):
+    def has_requests_for_each(cls, rounds: int, fields: ValidationInfo) -> int:
+        if rounds > fields.data.get("num_prompts", rounds):
             raise ValueError("each needs a request; give --num-prompts at least as many")
         return rounds
 
@@ -68,15 +68,15 @@ def main(argv: Sequence[str]) -> int:
     if not console.is_terminal:
         console.width = 110
     with Neighbours() as neighbours:
-        found = uvloop.run(_measure(settings, console))
-    figures = _show(console, settings, found)
+        both_ways = uvloop.run(_measure(settings, console))
+    figures = _show(console, settings, both_ways)
     console.print(f"CPU used by others: {neighbours.share:.0%}", highlight=False)
-    for line in (*told_errors(found.alone), *told_errors(found.beside)):
+    for line in (*told_errors(both_ways.alone), *told_errors(both_ways.beside)):
         print(line, file=sys.stderr)
     if settings.output_json is not None:
-        told = {"machine": description(), "model": settings.model, **figures}
-        settings.output_json.write_text(json.dumps(told, indent=1) + "\n")
-    return 1 if found.alone.errors or found.beside.errors else 0
+        result = {"machine": description(), "model": settings.model, **figures}
+        settings.output_json.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if both_ways.alone.errors or both_ways.beside.errors else 0
 
 
 async def _measure(settings: BesideSettings, console: Console) -> BothWays:
@@ -86,7 +86,7 @@ async def _measure(settings: BesideSettings, console: Console) -> BothWays:
     lines = random_requests(settings.num_lines, *lengths, vocab_size, seed=1)
     parts = [requests[number :: settings.rounds] for number in range(settings.rounds)]
     ways = [Way(request_rate=settings.request_rate, seed=number) for number in range(len(parts))]
-    found = BothWays(Measurement([], 0.0), Measurement([], 0.0))
+    both_ways = BothWays(Measurement([], 0.0), Measurement([], 0.0))
     async with (
         stack(settings.model, *flags(settings.given())) as url,
         httpx.AsyncClient(base_url=url, timeout=60) as http,
@@ -96,16 +96,16 @@ async def _measure(settings: BesideSettings, console: Console) -> BothWays:
         await warm_up(server, model, requests, Way())
 
         async def alone(number: int) -> None:
-            found.alone += await drive(server, model, parts[number], ways[number])
+            both_ways.alone += await drive(server, model, parts[number], ways[number])
 
         async def beside(number: int) -> None:
             batch = await _begin(http, model, varied(lines, number, vocab_size))
             before = await _num_done(http, batch)
-            found.beside += await drive(
+            both_ways.beside += await drive(
                 server, model, varied(parts[number], 1, vocab_size), ways[number]
             )
             after = await _num_done(http, batch)
-            found.num_done += after - before
+            both_ways.num_done += after - before
             if after == settings.num_lines:
                 why = "the batch ended before the requests did; give more lines"
                 print(f"{PROGRAM}: {why}", file=sys.stderr)
@@ -115,12 +115,12 @@ async def _measure(settings: BesideSettings, console: Console) -> BothWays:
             for turn in (alone, beside) if number % 2 == 0 else (beside, alone):
                 console.print(f"{len(part)} requests {turn.__name__}", highlight=False)
                 await turn(number)
-    return found
+    return both_ways
 
 
 async def _begin(http: httpx.AsyncClient, model: str, lines: Sequence[Request]) -> str:
     """Start a batch, and return its id when its first line was answered."""
-    asked = [
+    calls = [
         {
             "custom_id": str(number),
             "method": "POST",
@@ -134,11 +134,11 @@ async def _begin(http: httpx.AsyncClient, model: str, lines: Sequence[Request]) 
         }
         for number, line in enumerate(lines)
     ]
-    content = "".join(json.dumps(line) + "\n" for line in asked).encode()
+    content = "".join(json.dumps(line) + "\n" for line in calls).encode()
     files, purpose = {"file": ("lines.jsonl", content)}, {"purpose": "batch"}
     file_id = _ok(await http.post("/v1/files", files=files, data=purpose))["id"]
-    wanted = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
-    batch = str(_ok(await http.post("/v1/batches", json=wanted))["id"])
+    body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = str(_ok(await http.post("/v1/batches", json=body))["id"])
     try:
         async with asyncio.timeout(_BEGIN_S):
             while not await _num_done(http, batch):
@@ -166,34 +166,36 @@ async def _num_done(http: httpx.AsyncClient, batch: str) -> int:
 def _ok(answer: httpx.Response) -> dict[str, Any]:
     if answer.is_error:
         raise CannotMeasure(f"{answer.request.url}: {answer.text}")
-    found: dict[str, Any] = answer.json()
-    return found
+    body: dict[str, Any] = answer.json()
+    return body
 
 
-def _show(console: Console, settings: BesideSettings, found: BothWays) -> dict[str, object]:
+def _show(console: Console, settings: BesideSettings, both_ways: BothWays) -> dict[str, object]:
     name = settings.names[0]
     table = Table(title=f"{name}, milliseconds", title_justify="left")
     table.add_column("figure")
     for column in ("alone", "beside the batch", "ratio", "of chance, 95 %"):
         table.add_column(column, justify="right")
-    both = (found.alone, found.beside)
-    columns = [each.summary(("ttft", "itl", "e2el"), (50, 99)) for each in both]
-    ranges = {f"p{percent}_ttft_ms": ttft_ratio_range(*both, percent) for percent in (50, 99)}
+    sides = (both_ways.alone, both_ways.beside)
+    columns = [side.summary(("ttft", "itl", "e2el"), (50, 99)) for side in sides]
+    ranges = {f"p{percent}_ttft_ms": ttft_ratio_range(*sides, percent) for percent in (50, 99)}
     for key in columns[0]:
         first, second = (column[key] for column in columns)
         low, high = ranges.get(key, (0, 0))
         chance = f"{low:.2f} to {high:.2f}" if high else ""
         table.add_row(key, f"{first:.1f}", f"{second:.1f}", f"{second / first:.2f}", chance)
     console.print(table)
-    rate = found.num_done * settings.output_len / found.beside.wall_s
-    console.print(f"The batch: {found.num_done} lines, {rate:.0f} tokens a second", highlight=False)
-    for each in both:
-        if wrong := each.token_errors:
+    rate = both_ways.num_done * settings.output_len / both_ways.beside.wall_s
+    console.print(
+        f"The batch: {both_ways.num_done} lines, {rate:.0f} tokens a second", highlight=False
+    )
+    for side in sides:
+        if wrong := side.token_errors:
             console.print(f"wrong tokens: {wrong}", highlight=False)
     return {
         "alone": columns[0],
         "beside": columns[1],
         "ratios_95": ranges,
-        "lines": found.num_done,
+        "lines": both_ways.num_done,
         "batch_output_throughput": rate,
     }

@@ -27,11 +27,11 @@ def cache_cost_s(requests: Sequence[Request], concurrency: int) -> float:
 
     That is the least of several tries with the cache, less the least without.
     """
-    took: dict[bool, list[float]] = {True: [], False: []}
+    times_s: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(_TRIES):
-        for remembers, tries in took.items():
+        for remembers, tries in times_s.items():
             tries.append(_host_s(requests, concurrency, remembers))
-    return min(took[True]) - min(took[False])
+    return min(times_s[True]) - min(times_s[False])
 
 
 def _host_s(requests: Sequence[Request], concurrency: int, remembers: bool) -> float:

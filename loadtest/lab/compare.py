@@ -18,7 +18,7 @@ from pydantic_settings import NoDecode
 from rich.console import Console
 
 from penstock.loadtest.engines.cases import (
-    BATCHED,
+    BATCH,
     BESIDE,
     CACHELESS,
     CASES,
@@ -113,15 +113,17 @@ def main(argv: Sequence[str]) -> int:
                 comparison.measure_speeds()
                 for place, case in enumerate(cases):
                     comparison.run(case, turn=number * len(cases) + place)
-        known = [comparison.measured(case) for case in cases]
-        sections = [comparison.section(case) for case in known if case.subjects]
+        measured_cases = [comparison.measured(case) for case in cases]
+        sections = [comparison.section(case) for case in measured_cases if case.subjects]
     console.print(machine_line(comparison.speeds), highlight=False)
     console.print(f"{CAPTION}\n", highlight=False)
     for section in sections:
         show(console, section)
     if settings.output_json is not None:
         write_results(settings.output_json, comparison.speeds, sections)
-    is_whole = all(row.middle.found is not None for section in sections for row in section.rows)
+    is_whole = all(
+        row.middle.measurement is not None for section in sections for row in section.rows
+    )
     return 0 if is_whole else 1
 
 
@@ -129,28 +131,28 @@ def _cases(settings: CompareSettings) -> list[Case]:
     """Return the cases and engines that were asked for. Raises BadOption if there are none."""
     cases = list(CASES)
     if settings.dataset_path is not None:
-        ours = (LLM, QUEUE, BATCHED)
-        cases = [Case(f"file {count}", None, count, ours) for count in (64, 8, 1)]
-    given = servers(settings.url)
+        subjects = (LLM, QUEUE, BATCH)
+        cases = [Case(f"file {count}", None, count, subjects) for count in (64, 8, 1)]
+    rivals = servers(settings.url)
     if settings.vllm is not None:
         if not os.access(settings.vllm, os.X_OK):
             raise BadOption(f"--vllm: {settings.vllm} is no Python; name that of its environment")
-        given.append(Subject("vLLM LLM", vllm_in_process(settings.vllm)))
-    chosen = []
+        rivals.append(Subject("vLLM LLM", vllm_in_process(settings.vllm)))
+    selection = []
     for case in cases:
         beside = [BESIDE] if settings.neighbour and LLM in case.subjects else []
         engines = [
             subject
-            for subject in [*case.subjects, *beside, *given]
+            for subject in [*case.subjects, *beside, *rivals]
             if not settings.engines or any(word in subject.name for word in settings.engines)
         ]
         is_asked = not settings.only or any(word in case.name for word in settings.only)
         if engines and is_asked:
-            chosen.append(case.of(engines))
-    if not chosen:
+            selection.append(case.of(engines))
+    if not selection:
         names = ", ".join(case.name for case in cases)
         raise BadOption(f"--only, --engines: they leave nothing; cases are {names}")
-    return chosen
+    return selection
 
 
 def like_with_like(subjects: Sequence[Subject], rows: Mapping[str, Row]) -> Iterator[str]:
@@ -160,10 +162,10 @@ def like_with_like(subjects: Sequence[Subject], rows: Mapping[str, Row]) -> Iter
     in process beside `LLM`.
     """
     for subject in subjects:
-        mine = rows.get(QUEUE.name if subject.is_served else LLM.name)
-        if mine is not None and subject.name in rows and not subject.is_ours:
+        own_row = rows.get(QUEUE.name if subject.is_served else LLM.name)
+        if own_row is not None and subject.name in rows and not subject.is_ours:
             how = "served" if subject.is_served else "in process"
-            yield f"{mine.times(rows[subject.name])} {subject.name}, {how}"
+            yield f"{own_row.times(rows[subject.name])} {subject.name}, {how}"
 
 
 class _Comparison:
@@ -185,34 +187,40 @@ class _Comparison:
         """Measure each engine of a case once."""
         folder = self._folder(case)
         requests = varied(self._requests(case), turn, vocab_size(folder))
-        listeners = {one.name: listener(one.port) for one in case.subjects if one.port is not None}
+        listeners = {
+            subject.name: listener(subject.port)
+            for subject in case.subjects
+            if subject.port is not None
+        }
         for subject in case.subjects:
             note = f" ({self._settings.sample} requests)" if subject.sampled else ""
             own = {"kv_cache_memory_bytes": case.pool_bytes} | self._settings.given()
-            some = requests[: self._settings.sample] if subject.sampled else requests
-            task = Task(folder, some, case.concurrency, own | subject.settings)
-            with self._console.status(f"{case.name}: {subject.name}, {len(some)} requests"):
-                others = [pid for name, pid in listeners.items() if pid and name != subject.name]
-                with stopped(others):
-                    found = self._measured(subject, task)
+            batch = requests[: self._settings.sample] if subject.sampled else requests
+            task = Task(folder, batch, case.concurrency, own | subject.settings)
+            with self._console.status(f"{case.name}: {subject.name}, {len(batch)} requests"):
+                pids = [pid for name, pid in listeners.items() if pid and name != subject.name]
+                with stopped(pids):
+                    result = self._measured(subject, task)
             row = self._rows.setdefault((case.name, subject.name), Row(subject.name, note))
-            row.rounds.append(found)
-            told = found.failure or f"{found.tokens_per_s:,.0f} tokens/s"
-            self._console.print(f"{case.name}: {subject.name}: {told}", style="dim")
+            row.rounds.append(result)
+            outcome = result.failure or f"{result.tokens_per_s:,.0f} tokens/s"
+            self._console.print(f"{case.name}: {subject.name}: {outcome}", style="dim")
 
     def measured(self, case: Case) -> Case:
         """Return the case with only the engines that have had a round."""
-        return case.of([each for each in case.subjects if (case.name, each.name) in self._rows])
+        return case.of(
+            [subject for subject in case.subjects if (case.name, subject.name) in self._rows]
+        )
 
     def _measured(self, subject: Subject, task: Task) -> Round:
         pid = listener(subject.port) if subject.port is not None else None
         share = self._settings.neighbour if subject.is_beside else 0.0
-        with busy(share) as neighbour, Neighbours(pid) as others:
+        with busy(share) as neighbour, Neighbours(pid) as usage:
             try:
-                found, failure = subject.measure(task), ""
+                measurement, failure = subject.measure(task), ""
             except CannotMeasure as error:
-                found, failure = None, str(error)
-        return Round(found, others.share, others.peak_bytes, failure, neighbour.share)
+                measurement, failure = None, str(error)
+        return Round(measurement, usage.share, usage.peak_bytes, failure, neighbour.share)
 
     def section(self, case: Case) -> Section:
         requests = self._requests(case)
@@ -230,25 +238,25 @@ class _Comparison:
         """
         if any(isinstance(request.prompt, str) or request.schema for request in requests):
             return None
-        given = self._settings.given() | subject.settings if subject.is_ours else {}
-        quantization = given.get("quantization")
+        options = self._settings.given() | subject.settings if subject.is_ours else {}
+        quantization = options.get("quantization")
         shape = shape_of(self._folder(case), str(quantization) if quantization else None)
         return limit_tokens_per_s(self.speeds, shape, requests, case.concurrency)
 
     def _lines(self, case: Case, requests: Sequence[Request], rows: Sequence[Row]) -> Iterator[str]:
         """Yield lines that compare the figures with each other, of others like with like."""
-        found = {row.name: row for row in rows if row.middle.tokens_per_s}
-        ours = found.get(LLM.name)
-        if ours is not None:
+        by_name = {row.name: row for row in rows if row.middle.tokens_per_s}
+        llm = by_name.get(LLM.name)
+        if llm is not None:
             for name, line in _OWN_LINES.items():
-                if name in found:
-                    yield line.format(found[name].middle.tokens_per_s / ours.middle.tokens_per_s)
-            if BESIDE.name in found:
-                wanted, got = self._settings.neighbour, found[BESIDE.name].middle.neighbour
-                yield f"  the neighbour wanted {wanted:.0%} of the CPU and got {got:.0%}"
-        yield from like_with_like(case.subjects, found)
-        cpu_s = ours.middle.found.cpu_s if ours is not None and ours.middle.found else 0.0
-        if case.workload == "U" and CACHELESS.name in found and cpu_s:
+                if name in by_name:
+                    yield line.format(by_name[name].middle.tokens_per_s / llm.middle.tokens_per_s)
+            if BESIDE.name in by_name:
+                goal, share = self._settings.neighbour, by_name[BESIDE.name].middle.neighbour
+                yield f"  the neighbour wanted {goal:.0%} of the CPU and got {share:.0%}"
+        yield from like_with_like(case.subjects, by_name)
+        cpu_s = llm.middle.measurement.cpu_s if llm is not None and llm.middle.measurement else 0.0
+        if case.workload == "U" and CACHELESS.name in by_name and cpu_s:
             cost_s = cache_cost_s(requests, case.concurrency)
             yield f"{cost_s / cpu_s:.2%} of the CPU time is the prefix cache's"
 

@@ -55,23 +55,23 @@ def main(argv: Sequence[str]) -> int:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        said = "it is not installed: pip install sentence-transformers"
-        raise BadOption(f"sentence-transformers: {said}") from error
+        hint = "it is not installed: pip install sentence-transformers"
+        raise BadOption(f"sentence-transformers: {hint}") from error
     console = Console()
     console.print(machine_line(measure_speeds()), highlight=False)
     with tempfile.TemporaryDirectory() as temporary:
         folder, texts = Path(temporary), _texts(settings)
         _save(settings, folder)
-        theirs = SentenceTransformer(
+        encoder = SentenceTransformer(
             str(folder), device="cpu", model_kwargs={"dtype": settings.dtype}
         )
-        ours = LLM(str(folder), runner="pooling", dtype=settings.dtype)
-        num_tokens = sum(len(ours.text.encode(text)) for text in texts)
+        llm = LLM(str(folder), runner="pooling", dtype=settings.dtype)
+        num_tokens = sum(len(llm.text.encode(text)) for text in texts)
         with Neighbours() as neighbours:
-            found = _speeds(
+            speeds = _speeds(
                 {
-                    "sentence-transformers": lambda: theirs.encode(texts, batch_size=32),
-                    "Penstock": lambda: ours.embed(texts, use_tqdm=False),
+                    "sentence-transformers": lambda: encoder.encode(texts, batch_size=32),
+                    "Penstock": lambda: llm.embed(texts, use_tqdm=False),
                 },
                 len(texts),
                 settings.rounds,
@@ -81,8 +81,8 @@ def main(argv: Sequence[str]) -> int:
     table = Table(title=title, title_justify="left")
     for column in ("", "texts/s", "a core", "tokens/s", "of sentence-transformers"):
         table.add_column(column, justify="right" if column else "left")
-    for name, speed in found.items():
-        core, ratio = speed / torch.get_num_threads(), speed / found["sentence-transformers"]
+    for name, speed in speeds.items():
+        core, ratio = speed / torch.get_num_threads(), speed / speeds["sentence-transformers"]
         table.add_row(
             name, f"{speed:,.0f}", f"{core:,.0f}", f"{speed * length:,.0f}", f"{ratio:.2f}"
         )
@@ -102,7 +102,7 @@ def _speeds(
             run()
             if turn:
                 speeds[name].append(num_texts / (time.perf_counter() - began_s))
-    return {name: median(each) for name, each in speeds.items()}
+    return {name: median(rates) for name, rates in speeds.items()}
 
 
 def _texts(settings: EmbedSettings) -> list[str]:

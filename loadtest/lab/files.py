@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
     settings = load_settings(BenchFilesSettings, PROGRAM, argv)
     if settings.gguf and find_spec("gguf") is None:
         raise BadOption("--gguf: it needs gguf: pip install 'penstock[bench]'")
-    if unknown := [name for name in settings.shapes if name not in SHAPES]:
-        raise BadOption(f"--shapes: {unknown[0]!r} is none of {', '.join(SHAPES)}")
+    if bad_names := [name for name in settings.shapes if name not in SHAPES]:
+        raise BadOption(f"--shapes: {bad_names[0]!r} is none of {', '.join(SHAPES)}")
     if settings.gguf and "135m" not in settings.shapes:
         raise BadOption("--gguf: it writes 135m; name it in --shapes, or leave that out")
     try:

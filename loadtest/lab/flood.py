@@ -63,40 +63,40 @@ class FloodEffect:
 
     alone: Measurement = field(default_factory=lambda: Measurement([], 0.0))
     beside: Measurement = field(default_factory=lambda: Measurement([], 0.0))
-    answered: int = 0
-    refused: int = 0
+    num_answered: int = 0
+    num_refused: int = 0
 
     def figures(self) -> dict[str, object]:
-        both = [each.summary(("ttft",), (50, 99)) for each in (self.alone, self.beside)]
+        summaries = [part.summary(("ttft",), (50, 99)) for part in (self.alone, self.beside)]
         return {
-            "alone": both[0],
-            "beside": both[1],
-            "p99_ttft_ratio": both[1]["p99_ttft_ms"] / both[0]["p99_ttft_ms"],
+            "alone": summaries[0],
+            "beside": summaries[1],
+            "p99_ttft_ratio": summaries[1]["p99_ttft_ms"] / summaries[0]["p99_ttft_ms"],
             "p99_ttft_ratio_95": ttft_ratio_range(self.alone, self.beside, 99),
-            "answered": self.answered,
-            "refused": self.refused,
+            "answered": self.num_answered,
+            "refused": self.num_refused,
         }
 
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(FloodSettings, PROGRAM, argv)
-    if unknown := [kind for kind in settings.kinds if kind not in KINDS]:
-        raise BadOption(f"kinds: {unknown[0]!r} is none of {', '.join(KINDS)}")
+    if bad_kinds := [kind for kind in settings.kinds if kind not in KINDS]:
+        raise BadOption(f"kinds: {bad_kinds[0]!r} is none of {', '.join(KINDS)}")
     console = Console()
     if not console.is_terminal:
         console.width = 110
     with Neighbours() as neighbours:
-        seen = uvloop.run(_measure(settings, console))
-    _show(console, settings, seen)
+        effects = uvloop.run(_measure(settings, console))
+    _show(console, settings, effects)
     console.print(f"CPU used by others: {neighbours.share:.0%}", highlight=False)
-    measured = [part for each in seen.values() for part in (each.alone, each.beside)]
-    for line in (line for part in measured for line in told_errors(part)):
+    measurements = [part for effect in effects.values() for part in (effect.alone, effect.beside)]
+    for line in (line for part in measurements for line in told_errors(part)):
         print(line, file=sys.stderr)
     if settings.output_json is not None:
-        figures = {kind: each.figures() for kind, each in seen.items()}
-        told = {"machine": description(), "model": settings.model, "floods": figures}
-        settings.output_json.write_text(json.dumps(told, indent=1) + "\n")
-    return 1 if any(part.errors for part in measured) else 0
+        figures = {kind: effect.figures() for kind, effect in effects.items()}
+        result = {"machine": description(), "model": settings.model, "floods": figures}
+        settings.output_json.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if any(part.errors for part in measurements) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +111,19 @@ class Tenants:
     async def measure(
         self,
         kind: str,
-        asked: Sequence[Request],
+        requests: Sequence[Request],
         more: Sequence[Request],
         way: Way,
-        seen: FloodEffect,
+        effect: FloodEffect,
     ) -> None:
         """Drive the requests alone, and others like them at the same times beside a flood."""
-        seen.alone += await drive(self.server, self.model, asked, way)
-        async with self._flood(kind, seen):
-            seen.beside += await drive(self.server, self.model, more, way)
+        effect.alone += await drive(self.server, self.model, requests, way)
+        async with self._flood(kind, effect):
+            effect.beside += await drive(self.server, self.model, more, way)
         await asyncio.sleep(_SETTLE_S)
 
     @asynccontextmanager
-    async def _flood(self, kind: str, seen: FloodEffect) -> AsyncIterator[None]:
+    async def _flood(self, kind: str, effect: FloodEffect) -> AsyncIterator[None]:
         """Have a tenant flood the service from another process; add what became of its calls."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -139,9 +139,9 @@ class Tenants:
                 raise CannotMeasure(f"{kind}: the flood did not begin; its words are above")
             yield
             process.stdin.close()
-            told = json.loads(await process.stdout.readline())
-            seen.answered += told["answered"]
-            seen.refused += told["refused"]
+            counts = json.loads(await process.stdout.readline())
+            effect.num_answered += counts["answered"]
+            effect.num_refused += counts["refused"]
         finally:
             if process.returncode is None:
                 process.kill()
@@ -153,26 +153,26 @@ async def _measure(settings: FloodSettings, console: Console) -> dict[str, Flood
     vocab_size, lengths = settings.own_vocab_size, (settings.input_len, settings.output_len)
     requests = random_requests(settings.num_prompts, *lengths, vocab_size)
     parts = [requests[number :: settings.rounds] for number in range(settings.rounds)]
-    seen = {kind: FloodEffect() for kind in settings.kinds}
+    effects = {kind: FloodEffect() for kind in settings.kinds}
     secret = {"PENSTOCK_SERVER_SECRET": secrets.token_hex(32)}
     receiver = f"http://127.0.0.1:{_free_port()}"
     with Server() as redis:
         words = [*flags(settings.given()), "--webhook-private", receiver, "--redis-url", redis.url]
         async with stack(settings.model, *words, env=secret) as url:
-            measured = await _key(redis.url, secret, "measured")
+            caller_key = await _key(redis.url, secret, "measured")
             flooding_key = await _key(redis.url, secret, "flood", *_LIMITS)
             await _until_keys_count(url)
-            server = Target(url, measured)
+            server = Target(url, caller_key)
             tenants = Tenants(server, await server.first_model(), flooding_key, receiver)
             await warm_up(server, tenants.model, requests, Way())
-            for at, (kind, found) in enumerate(seen.items()):
+            for at, (kind, effect) in enumerate(effects.items()):
                 for number, part in enumerate(parts):
                     console.print(f"{kind}: {len(part)} requests, alone and beside it")
                     turn = 2 * (at * len(parts) + number) + 1
-                    asked, more = (varied(part, turn + one, vocab_size) for one in (0, 1))
+                    first, more = (varied(part, turn + offset, vocab_size) for offset in (0, 1))
                     way = Way(request_rate=settings.request_rate, seed=number)
-                    await tenants.measure(kind, asked, more, way, found)
-    return seen
+                    await tenants.measure(kind, first, more, way, effect)
+    return effects
 
 
 async def _key(redis_url: str, env: dict[str, str], tenant: str, *limits: str) -> str:
@@ -184,10 +184,10 @@ async def _key(redis_url: str, env: dict[str, str], tenant: str, *limits: str) -
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | env,
     )
-    told, _ = await process.communicate()
+    output, _ = await process.communicate()
     if process.returncode:
         raise CannotMeasure("no key could be made; the reason is above")
-    return str(json.loads(told)["key"])
+    return str(json.loads(output)["key"])
 
 
 async def _until_keys_count(url: str) -> None:
@@ -198,29 +198,29 @@ async def _until_keys_count(url: str) -> None:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
-def _show(console: Console, settings: FloodSettings, seen: dict[str, FloodEffect]) -> None:
+def _show(console: Console, settings: FloodSettings, effects: dict[str, FloodEffect]) -> None:
     table = Table(
         title=f"{settings.names[0]}: p99 TTFT of one tenant, milliseconds", title_justify="left"
     )
     table.add_column("another floods by")
     for column in ("alone", "beside", "ratio", "of chance, 95 %", "its calls", "refused"):
         table.add_column(column, justify="right")
-    for kind, each in seen.items():
+    for kind, effect in effects.items():
         first, second = (
-            part.summary(("ttft",), (99,))["p99_ttft_ms"] for part in (each.alone, each.beside)
+            part.summary(("ttft",), (99,))["p99_ttft_ms"] for part in (effect.alone, effect.beside)
         )
-        low, high = ttft_ratio_range(each.alone, each.beside, 99)
+        low, high = ttft_ratio_range(effect.alone, effect.beside, 99)
         table.add_row(
             kind,
             f"{first:.1f}",
             f"{second:.1f}",
             f"{second / first:.2f}",
             f"{low:.2f} to {high:.2f}",
-            f"{each.answered:,}",
-            f"{each.refused:,}",
+            f"{effect.num_answered:,}",
+            f"{effect.num_refused:,}",
         )
     console.print(table)

@@ -65,12 +65,12 @@ def main(argv: Sequence[str]) -> int:
     settings = load_settings(HostSettings, "penstock bench host", argv)
     with Neighbours() as neighbours:
         decoding = _measure(settings.num_seqs, settings.steps, replaced=False)
-        changing = _measure(settings.num_seqs, settings.steps, replaced=True)
-        unshared = workloads(IDS)["U"]
-        cache_s = cache_cost_s(unshared, len(unshared))
+        turnover = _measure(settings.num_seqs, settings.steps, replaced=True)
+        requests = workloads(IDS)["U"]
+        cache_s = cache_cost_s(requests, len(requests))
     console = Console()
-    console.print(_table(settings.num_seqs, {"decoding": decoding, "changing": changing}))
-    num_tokens = sum(len(request.ids) for request in unshared)
+    console.print(_table(settings.num_seqs, {"decoding": decoding, "changing": turnover}))
+    num_tokens = sum(len(request.ids) for request in requests)
     console.print(
         f"prefix cache, where nothing is shared: {cache_s / num_tokens * 1e6:.2f} us of CPU a token"
     )
@@ -78,15 +78,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _table(num_seqs: int, found: dict[str, dict[str, np.ndarray]]) -> Table:
+def _table(num_seqs: int, by_batch: dict[str, dict[str, np.ndarray]]) -> Table:
     table = Table(title=f"CPU us of a step beside the model, {num_seqs} sequences")
     table.add_column("part")
-    for name in found:
+    for name in by_batch:
         for percentage in PERCENTAGES:
             figure = f"p{percentage}" if percentage else "least"
             table.add_column(f"{name}, {figure}", justify="right")
     for part in (*PARTS, "step"):
-        figures = [np.percentile(times[part], PERCENTAGES) for times in found.values()]
+        figures = [np.percentile(times[part], PERCENTAGES) for times in by_batch.values()]
         table.add_row(part, *(f"{figure:.0f}" for figure in np.concatenate(figures)))
     table.add_row("goal", *(GOAL_US.get(percentage, "") for percentage in PERCENTAGES))
     return table
@@ -133,9 +133,9 @@ class _Watch:
     def over(self, owner: object, name: str) -> None:
         inner = getattr(owner, name)
 
-        def outer(*given: object) -> object:
+        def outer(*args: object) -> object:
             begin_s = time.thread_time()
-            result = inner(*given)
+            result = inner(*args)
             self.spans[name] = begin_s, time.thread_time()
             return result
 

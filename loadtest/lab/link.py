@@ -116,22 +116,22 @@ class Side:
         """Claim one job a call, as a worker does whose jobs end one by one."""
         cost = Cost()
         for _ in range(num_commands // NUM_JOBS):
-            claimed: list[str] = []
+            job_ids: list[str] = []
             with cost.of(NUM_JOBS):
                 for _ in range(NUM_JOBS):
                     entries = await self.queue.read(WORKER, 1, step_us=_STEP_US, batch=1)
-                    claimed += [entry.job_id for entry in entries or []]
-            if await self.queue.release(WORKER, claimed) != NUM_JOBS:
+                    job_ids += [entry.job_id for entry in entries or []]
+            if await self.queue.release(WORKER, job_ids) != NUM_JOBS:
                 raise CannotMeasure("a waiting job could not be claimed, or not be handed back")
         return cost
 
     async def commit(self, num_jobs: int, num_commands: int) -> Cost:
         """Log one token of each job a call, as a worker does after a step."""
-        cost, some = Cost(), self.running[:num_jobs]
-        steps = [[self._next(*each) for each in some] for _ in range(num_commands)]
+        cost, jobs = Cost(), self.running[:num_jobs]
+        steps = [[self._next(*job) for job in jobs] for _ in range(num_commands)]
         with cost.of(num_commands):
             signals = [await self.queue.commit(WORKER, commits) for commits in steps]
-        if any({*each.values()} != {JobSignal.KEPT} for each in signals):
+        if any({*by_job.values()} != {JobSignal.KEPT} for by_job in signals):
             raise CannotMeasure("a commit was not taken")
         return cost
 
@@ -163,8 +163,8 @@ def main(argv: Sequence[str]) -> int:
     console.print(_table(figures))
     console.print(f"CPU used by others: {neighbours.share:.0%}", highlight=False)
     if settings.output_json is not None:
-        told = {"machine": description(), "others": neighbours.share, "work": figures}
-        settings.output_json.write_text(json.dumps(told, indent=1) + "\n")
+        result = {"machine": description(), "others": neighbours.share, "work": figures}
+        settings.output_json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
@@ -196,17 +196,17 @@ async def _side(stack: AsyncExitStack, url: str, name: str) -> Side:
     So connections are made, and the server has the scripts, whose lack redis-py does not tell.
     """
     lane = Lane(name)
-    async with connect(url) as ours:
-        await ours.call("SET", KEY, VALUE)
-        queue = WorkerQueue(ours, lane, _LEASE_MS)
+    async with connect(url) as own_client:
+        await own_client.call("SET", KEY, VALUE)
+        queue = WorkerQueue(own_client, lane, _LEASE_MS)
         await queue.register(WORKER, WorkerCard())
         for _ in range(2 * NUM_JOBS):
             job = Job(job_id=lane.new_job_id(), model=name, prompts=["x"], background=True)
             await queue.enqueue(job, None)
         entries = await queue.read(WORKER, NUM_JOBS) or []
-        started = [each for entry in entries if (each := await queue.start(WORKER, entry))]
+        starts = [start for entry in entries if (start := await queue.start(WORKER, entry))]
     client = await stack.enter_async_context(CLIENTS[name](url))
-    running = [(each.job.job_id, each.epoch) for each in started]
+    running = [(start.job.job_id, start.epoch) for start in starts]
     side = Side(WorkerQueue(client, lane, _LEASE_MS), running)
     for run in WORK.values():
         await run(side, NUM_JOBS)
@@ -220,6 +220,6 @@ def _table(figures: Figures) -> Table:
         table.add_column(f"{name}: us", justify="right")
         table.add_column("/s", justify="right")
     for work, clients in figures.items():
-        cells = [(each["cpu_us"], each["commands_per_s"]) for each in clients.values()]
+        cells = [(cost["cpu_us"], cost["commands_per_s"]) for cost in clients.values()]
         table.add_row(work, *(f"{figure:,.0f}" for cell in cells for figure in cell))
     return table

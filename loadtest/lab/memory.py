@@ -38,8 +38,8 @@ class Waste:
     They are taken over all steps, under a paged and a contiguous allocator.
     """
 
-    paged: float
-    contiguous: float
+    paged_share: float
+    contiguous_share: float
     paged_running: float
     contiguous_running: float
     mean_tokens: float
@@ -72,10 +72,10 @@ def main(argv: Sequence[str]) -> int:
     )
     for column in ("allocator", "waste", "running at once, mean"):
         table.add_column(column, justify="right" if column != "allocator" else "left")
-    table.add_row("blocks of 16", f"{waste.paged:.1%}", f"{waste.paged_running:.0f}")
+    table.add_row("blocks of 16", f"{waste.paged_share:.1%}", f"{waste.paged_running:.0f}")
     table.add_row(
         "contiguous, max_model_len each",
-        f"{waste.contiguous:.1%}",
+        f"{waste.contiguous_share:.1%}",
         f"{waste.contiguous_running:.0f}",
     )
     Console().print(table)
@@ -85,19 +85,21 @@ def main(argv: Sequence[str]) -> int:
 def measure() -> Waste:
     """Replay one trace under both allocators, in the same memory."""
     trace = _trace()
-    paged, paged_running = _replay(trace, max_num_seqs=256)
+    paged_share, paged_running = _replay(trace, max_num_seqs=256)
     rooms = NUM_BLOCKS * BLOCK_SIZE // MAX_MODEL_LEN
-    live, contiguous_running = _replay(trace, max_num_seqs=rooms, region=MAX_MODEL_LEN)
-    mean = float(np.mean([len(one.prompt) + (one.params.max_tokens or 0) for one in trace]))
-    return Waste(paged, live, paged_running, contiguous_running, mean)
+    contiguous_share, contiguous_running = _replay(trace, max_num_seqs=rooms, region=MAX_MODEL_LEN)
+    mean = float(
+        np.mean([len(addition.prompt) + (addition.params.max_tokens or 0) for addition in trace])
+    )
+    return Waste(paged_share, contiguous_share, paged_running, contiguous_running, mean)
 
 
 def _trace() -> list[AddSequence]:
     rng = np.random.default_rng(0)
     sigma = 0.5
-    drawn = np.exp(np.log(MEAN_TOKENS) - sigma**2 / 2 + sigma * rng.standard_normal(NUM_JOBS))
+    lengths = np.exp(np.log(MEAN_TOKENS) - sigma**2 / 2 + sigma * rng.standard_normal(NUM_JOBS))
     trace = []
-    for number, length in enumerate(np.clip(drawn, 64, MAX_MODEL_LEN).astype(int)):
+    for number, length in enumerate(np.clip(lengths, 64, MAX_MODEL_LEN).astype(int)):
         num_prompt = int(length * 0.6)
         prompt = rng.integers(1, 1000, num_prompt).tolist()
         params = SamplingParams(temperature=0, max_tokens=int(length) - num_prompt)
@@ -118,12 +120,12 @@ def _replay(
     engine = Engine(limits, scheduler, InstantRunner(), Grammars(Path(), 1000, frozenset()))
     for addition in trace:
         engine.add(addition)
-    live = taken = running = steps = 0
+    num_live = num_slots = running = steps = 0
     while engine.busy:
         engine.step()
         stats = engine.stats()
-        live += stats.num_live_slots
-        taken += stats.num_running * region if region else stats.num_held_blocks * BLOCK_SIZE
+        num_live += stats.num_live_slots
+        num_slots += stats.num_running * region if region else stats.num_held_blocks * BLOCK_SIZE
         running += stats.num_running
         steps += 1
-    return 1 - live / taken, running / steps
+    return 1 - num_live / num_slots, running / steps

@@ -74,9 +74,11 @@ def main(argv: Sequence[str]) -> int:
         for column in ("hidden x width", "rows", "experts", "memory", "dense", "experts / dense"):
             table.add_column(column, justify="right")
         for hidden, width in EXPERTS:
-            found = _experts(settings, hidden, width, speeds.memory_bytes_per_s)
-            for rows, row in found.items():
-                times = (f"{1e3 * each:.2f}" for each in (row.experts_s, row.least_s, row.dense_s))
+            by_rows = _experts(settings, hidden, width, speeds.memory_bytes_per_s)
+            for rows, row in by_rows.items():
+                times = (
+                    f"{1e3 * seconds:.2f}" for seconds in (row.experts_s, row.least_s, row.dense_s)
+                )
                 ratio = f"{row.experts_s / row.dense_s:.2f}"
                 table.add_row(f"{hidden} x {width}", str(rows), *times, ratio)
         console.print(table)
@@ -92,9 +94,9 @@ def _impls(family: str, shape: dict[str, Any]) -> Table:
     for column in ("sequences", *IMPLS, "transformers / native"):
         table.add_column(column, justify="right")
     for count in AT_ONCE:
-        found = decoding_speeds(engines, count)
-        ratio = f"{found['transformers'] / found['native']:.2f}"
-        table.add_row(str(count), *(f"{found[impl]:.0f}" for impl in IMPLS), ratio)
+        speeds = decoding_speeds(engines, count)
+        ratio = f"{speeds['transformers'] / speeds['native']:.2f}"
+        table.add_row(str(count), *(f"{speeds[impl]:.0f}" for impl in IMPLS), ratio)
     return table
 
 
@@ -123,24 +125,24 @@ def _experts(
     choice = ExpertChoice(settings.experts, settings.chosen)
     layers = [_layer(choice, hidden, width) for _ in range(2)]
     dense = [_mlp(hidden, width * settings.chosen) for _ in range(2 * settings.experts)]
-    found = {}
+    by_rows = {}
     for rows in AT_ONCE:
         x, residual = torch.randn(rows, hidden).bfloat16(), torch.zeros(rows, hidden).bfloat16()
-        of_experts = [partial(each.add, x, residual) for each in layers]
-        of_dense = [partial(each.add, x, residual) for each in dense]
-        reached = min(1.0, rows * settings.chosen / settings.experts)
-        least_s = num_bytes * reached / bytes_per_s
-        found[rows] = ExpertsRow(_took_s(of_experts), least_s, _took_s(of_dense))
-    return found
+        of_experts = [partial(layer.add, x, residual) for layer in layers]
+        of_dense = [partial(layer.add, x, residual) for layer in dense]
+        share = min(1.0, rows * settings.chosen / settings.experts)
+        least_s = num_bytes * share / bytes_per_s
+        by_rows[rows] = ExpertsRow(_took_s(of_experts), least_s, _took_s(of_dense))
+    return by_rows
 
 
 def _took_s(calls: Sequence[Callable[[], Tensor]]) -> float:
-    took = []
+    times_s = []
     for number in range(max(_TRIES, len(calls))):
         begin_s = time.perf_counter()
         calls[number % len(calls)]()
-        took.append(time.perf_counter() - begin_s)
-    return median(took)
+        times_s.append(time.perf_counter() - begin_s)
+    return median(times_s)
 
 
 def _layer(choice: ExpertChoice, hidden: int, width: int) -> Experts:

@@ -62,7 +62,7 @@ class Perplexity:
     Prompts are mostly random words.
     """
 
-    all: float
+    overall: float
     answers: float
 
 
@@ -114,14 +114,14 @@ def _show(console: Console, title: str, folder: Path, samples: Sequence[Sample])
         rows = _measure(folder, samples)
     table = Table(title=title, title_justify="left")
     table.add_column("weights", no_wrap=True)
-    measured = ("perplexity", "", "of answers", "") if samples else ()
-    for column in ("MB", "", *measured, "tokens/s at 1", "", "at 8", ""):
+    score_columns = ("perplexity", "", "of answers", "") if samples else ()
+    for column in ("MB", "", *score_columns, "tokens/s at 1", "", "at 8", ""):
         table.add_column(column, justify="right")
     plain = rows[None]
     for name, row in rows.items():
         cells = [f"{row.num_bytes / 1e6:.1f}", f"{row.num_bytes / plain.num_bytes:.2f}"]
         if row.perplexity and plain.perplexity:
-            cells += _beside(row.perplexity.all, plain.perplexity.all)
+            cells += _beside(row.perplexity.overall, plain.perplexity.overall)
             cells += _beside(row.perplexity.answers, plain.perplexity.answers)
         for count in AT_ONCE:
             speed = row.tokens_per_s[count]
@@ -131,8 +131,8 @@ def _show(console: Console, title: str, folder: Path, samples: Sequence[Sample])
     console.print(f"  CPU used by others: {neighbours.share:.0%}\n", highlight=False)
 
 
-def _beside(found: float, plain: float) -> list[str]:
-    return [f"{found:.4f}", f"{found / plain - 1:+.2%}"]
+def _beside(value: float, plain: float) -> list[str]:
+    return [f"{value:.4f}", f"{value / plain - 1:+.2%}"]
 
 
 def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | None, QuantizationRow]:
@@ -142,9 +142,9 @@ def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | Non
     speeds = {count: decoding_speeds(engines, count) for count in AT_ONCE}
     rows = {}
     for name, engine in engines.items():
-        found = perplexity(engine, samples) if samples else None
+        score = perplexity(engine, samples) if samples else None
         by_count = {count: speeds[count][name] for count in AT_ONCE}
-        rows[name] = QuantizationRow(num_bytes[name], found, by_count)
+        rows[name] = QuantizationRow(num_bytes[name], score, by_count)
     return rows
 
 
@@ -172,7 +172,7 @@ def _runner(engine: Engine) -> ModelRunner:
 def perplexity(engine: Engine, samples: Sequence[Sample]) -> Perplexity:
     """Measure the perplexity with the engine's decoder and KV blocks; no sequence may run in it."""
     losses = torch.cat([_losses(_runner(engine), sample.token_ids) for sample in samples])
-    answers = torch.tensor([each for sample in samples for each in sample.is_answer[1:]])
+    answers = torch.tensor([is_answer for sample in samples for is_answer in sample.is_answer[1:]])
     return Perplexity(math.exp(losses.mean()), math.exp(losses[answers].mean()))
 
 
@@ -201,8 +201,8 @@ def weight_bytes(engine: Engine) -> int:
     decoder = _runner(engine).model
     assert isinstance(decoder, Decoder)
     parts = (decoder.embedding, decoder.layers, decoder.norm, decoder.head)
-    found = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(parts)}
-    return sum(found.values())
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(parts)}
+    return sum(sizes.values())
 
 
 def _tensors(part: object) -> Iterator[Tensor]:
@@ -218,5 +218,5 @@ def _tensors(part: object) -> Iterator[Tensor]:
         inner = [part.__self__]
     elif hasattr(part, "__dict__") and type(part).__module__.startswith("penstock."):
         inner = vars(part).values()
-    for each in inner:
-        yield from _tensors(each)
+    for piece in inner:
+        yield from _tensors(piece)

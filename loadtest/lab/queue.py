@@ -112,11 +112,11 @@ async def _overhead(
     for _ in range(ROUNDS):
         alone_per_s.append(alone().tokens_per_s)
         through_per_s.append((await through()).tokens_per_s)
-    most, left = statistics.median(alone_per_s), statistics.median(through_per_s)
+    most, rest = statistics.median(alone_per_s), statistics.median(through_per_s)
     return {
-        "percent": (1 - left / most) * 100,
+        "percent": (1 - rest / most) * 100,
         "alone_tokens_per_s": most,
-        "through_tokens_per_s": left,
+        "through_tokens_per_s": rest,
     }
 
 
@@ -128,18 +128,18 @@ def main(argv: list[str]) -> int:
     table = Table(title="The queue's path", title_justify="left")
     for column in ("what", "figure", "goal", "measured", "", "CPU used by others"):
         table.add_column(column, justify="left" if column in ("what", "figure") else "right")
-    written: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     for line in LINES:
         if settings.only not in line.name:
             continue
         with console.status(line.name):
-            figures, others = _measured(line, settings.num_tokens)
-        written.append({"what": line.name, "others": others, **figures})
-        for row in _rows(line, figures, others):
+            figures, others_share = _measured(line, settings.num_tokens)
+        results.append({"what": line.name, "others": others_share, **figures})
+        for row in _rows(line, figures, others_share):
             table.add_row(*row)
     console.print(table)
     if settings.json_file is not None:
-        settings.json_file.write_text(json.dumps(written, indent=2) + "\n")
+        settings.json_file.write_text(json.dumps(results, indent=2) + "\n")
     return 0
 
 
@@ -152,13 +152,13 @@ def _measured(line: Goal, num_tokens: int) -> tuple[queue_path.Figures, float]:
     return figures, neighbours.share
 
 
-def _rows(line: Goal, figures: queue_path.Figures, others: float) -> list[list[str]]:
+def _rows(line: Goal, figures: queue_path.Figures, others_share: float) -> list[list[str]]:
     rows: list[list[str]] = []
     for name, value in figures.items():
         goal = line.goals.get(name)
         is_met = goal is not None and (value >= goal if line.at_least else value <= goal)
         verdict = "" if goal is None else "met" if is_met else "missed"
-        shown = ["" if rows else line.name, name.replace("_", " ")]
-        shown += ["" if goal is None else f"{goal:g}", f"{value:,.1f}", verdict]
-        rows.append([*shown, "" if rows else f"{others:.0%}"])
+        cells = ["" if rows else line.name, name.replace("_", " ")]
+        cells += ["" if goal is None else f"{goal:g}", f"{value:,.1f}", verdict]
+        rows.append([*cells, "" if rows else f"{others_share:.0%}"])
     return rows

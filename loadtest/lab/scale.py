@@ -51,20 +51,22 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console.width = 110
-    written: dict[str, object] = {"machine": description()}
+    result: dict[str, object] = {"machine": description()}
     is_whole = True
     if settings.only != "queue":
         with Neighbours() as neighbours:
-            found, num_bytes = uvloop.run(_streams(settings))
-        written["streams"] = _show_streams(console, settings, found, num_bytes, neighbours.share)
-        is_whole = not (found.errors or found.token_errors)
+            measurement, num_bytes = uvloop.run(_streams(settings))
+        result["streams"] = _show_streams(
+            console, settings, measurement, num_bytes, neighbours.share
+        )
+        is_whole = not (measurement.errors or measurement.token_errors)
     if settings.only != "streams":
         with Neighbours() as neighbours:
             depths = asyncio.run(costs_at(settings.depths, settings.num_tenants))
-        written["queue"] = _show_depths(console, settings, depths)
+        result["queue"] = _show_depths(console, settings, depths)
         console.print(f"CPU used by others: {neighbours.share:.0%}", highlight=False)
     if settings.output_json is not None:
-        settings.output_json.write_text(json.dumps(written, indent=1) + "\n")
+        settings.output_json.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if is_whole else 1
 
 
@@ -80,8 +82,8 @@ async def _streams(settings: ScaleSettings) -> tuple[Measurement, int]:
         await warm_up(server, model, requests, Way())
         gateway = listener(int(url.rpartition(":")[2])) or 0
         before = memory_bytes(gateway, "VmRSS")
-        found = await drive(server, model, requests, Way())
-        return found, memory_bytes(gateway, "VmHWM") - before
+        measurement = await drive(server, model, requests, Way())
+        return measurement, memory_bytes(gateway, "VmHWM") - before
 
 
 def _allow_files(count: int) -> None:
@@ -95,27 +97,27 @@ def _allow_files(count: int) -> None:
 def _show_streams(
     console: Console,
     settings: ScaleSettings,
-    found: Measurement,
+    measurement: Measurement,
     num_bytes: int,
-    others: float,
+    others_share: float,
 ) -> dict[str, object]:
-    wrong = found.token_errors
+    wrong = measurement.token_errors
     figures: dict[str, object] = {
-        "streams": len(found.timelines),
-        "most_streams_at_once": _most_at_once(found),
-        "failed": len(found.errors),
-        "total_output_tokens": found.num_tokens,
-        "lost_tokens": wrong.lost,
-        "repeated_tokens": wrong.repeated,
-        "foreign_tokens": wrong.foreign,
-        "unproved_streams": wrong.unproved,
-        "gateway_bytes_a_stream": num_bytes / len(found.timelines),
-        "output_throughput": found.tokens_per_s,
-        **found.summary(("ttft", "itl", "e2el"), (99,)),
-        "cpu_used_by_others": others,
+        "streams": len(measurement.timelines),
+        "most_streams_at_once": _most_at_once(measurement),
+        "failed": len(measurement.errors),
+        "total_output_tokens": measurement.num_tokens,
+        "lost_tokens": wrong.num_lost,
+        "repeated_tokens": wrong.num_repeated,
+        "foreign_tokens": wrong.num_foreign,
+        "unproved_streams": wrong.num_unproved,
+        "gateway_bytes_a_stream": num_bytes / len(measurement.timelines),
+        "output_throughput": measurement.tokens_per_s,
+        **measurement.summary(("ttft", "itl", "e2el"), (99,)),
+        "cpu_used_by_others": others_share,
     }
     name = settings.names[0]
-    streams = f"{len(found.timelines):,} streams of {name} over HTTP"
+    streams = f"{len(measurement.timelines):,} streams of {name} over HTTP"
     console.print(f"{streams}, {settings.num_tokens} tokens each", highlight=False)
     table = Table()
     table.add_column("figure")
@@ -123,15 +125,17 @@ def _show_streams(
     for key, value in figures.items():
         table.add_row(key, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}")
     console.print(table)
-    for line in told_errors(found):
+    for line in told_errors(measurement):
         print(line, file=sys.stderr)
     return figures
 
 
-def _most_at_once(found: Measurement) -> int:
+def _most_at_once(measurement: Measurement) -> int:
     """Return how many streams were between their first and their last token at one moment."""
-    came = [one for one in found.completed if one.tokens_s]
-    steps = [(one.tokens_s[0], 1) for one in came] + [(one.tokens_s[-1], -1) for one in came]
+    timelines = [timeline for timeline in measurement.completed if timeline.tokens_s]
+    steps = [(timeline.tokens_s[0], 1) for timeline in timelines] + [
+        (timeline.tokens_s[-1], -1) for timeline in timelines
+    ]
     most = now = 0
     for _, step in sorted(steps):
         now += step
@@ -146,26 +150,26 @@ def _show_depths(
     table = Table(title=title, title_justify="left")
     for column in ("call", "figure"):
         table.add_column(column, no_wrap=True)
-    for column in (*(f"{each.num_waiting:,}" for each in depths), "last / first"):
+    for column in (*(f"{at_depth.num_waiting:,}" for at_depth in depths), "last / first"):
         table.add_column(column, justify="right")
     for call in depths[0].calls:
-        costs = [each.calls[call] for each in depths]
+        costs = [at_depth.calls[call] for at_depth in depths]
         for number, (name, figures) in enumerate(_figures(costs).items()):
             ratio = f"{figures[-1] / figures[0]:.2f}" if figures[0] else ""
-            shown = [f"{figure:,.0f}" if figure >= 100 else f"{figure:.1f}" for figure in figures]
-            table.add_row("" if number else call, name, *shown, ratio)
+            cells = [f"{figure:,.0f}" if figure >= 100 else f"{figure:.1f}" for figure in figures]
+            table.add_row("" if number else call, name, *cells, ratio)
     table.add_row(
-        "memory", "bytes a job", *(f"{each.memory_bytes_a_job:,.0f}" for each in depths), ""
+        "memory", "bytes a job", *(f"{at_depth.memory_bytes_a_job:,.0f}" for at_depth in depths), ""
     )
     console.print(table)
     console.print(f"Each job has a prompt of {len(PROMPT)} bytes.", highlight=False)
     return [
         {
-            "num_waiting": each.num_waiting,
-            "memory_bytes_a_job": each.memory_bytes_a_job,
-            **{name: _written(cost) for name, cost in each.calls.items()},
+            "num_waiting": at_depth.num_waiting,
+            "memory_bytes_a_job": at_depth.memory_bytes_a_job,
+            **{name: _written(cost) for name, cost in at_depth.calls.items()},
         }
-        for each in depths
+        for at_depth in depths
     ]
 
 

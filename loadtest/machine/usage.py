@@ -42,19 +42,19 @@ def family(pid: int) -> list[int]:
             children += map(int, (task / "children").read_text().split())
     except OSError:
         return []
-    return [pid, *(each for child in children for each in family(child))]
+    return [pid, *(member for child in children for member in family(child))]
 
 
 @contextmanager
 def stopped(pids: Iterable[int]) -> Iterator[None]:
     """Have others' processes and their descendants stand still: an idle server may use the CPU."""
     families = [family(pid) for pid in pids]
-    everyone = [each for one in families if os.getpid() not in one for each in one]
+    members = [pid for group in families if os.getpid() not in group for pid in group]
     try:
-        _signal(everyone, signal.SIGSTOP)
+        _signal(members, signal.SIGSTOP)
         yield
     finally:
-        _signal(everyone, signal.SIGCONT)
+        _signal(members, signal.SIGCONT)
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
@@ -80,10 +80,10 @@ def listener(port: int) -> int | None:
             words = line.split()
             if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
                 sockets.add(f"socket:[{words[9]}]")
-    for opened in Path("/proc").glob("[0-9]*/fd/*"):
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
-            if str(opened.readlink()) in sockets:
-                return int(opened.parts[2])
+            if str(link.readlink()) in sockets:
+                return int(link.parts[2])
     return None
 
 
@@ -141,15 +141,15 @@ class Neighbours:
         return self._others_s / ((self._ended_s - self._began_s) * (os.cpu_count() or 1))
 
     def _look(self) -> None:
-        machine_s, ours = _machine_s(), self._ours()
+        machine_s, family_s = _machine_s(), self._ours()
         is_over = False
         while not is_over:
             is_over = self._is_over.wait(_LOOK_S)
-            before_s, before = machine_s, ours
-            machine_s, ours = _machine_s(), self._ours()
-            own_s = sum(used_s - before.get(pid, 0.0) for pid, used_s in ours.items())
+            before_s, before = machine_s, family_s
+            machine_s, family_s = _machine_s(), self._ours()
+            own_s = sum(used_s - before.get(pid, 0.0) for pid, used_s in family_s.items())
             self._others_s += max(0.0, machine_s - before_s - own_s)
-            resident = sum(memory_bytes(pid, "VmHWM") for pid in ours if pid != os.getpid())
+            resident = sum(memory_bytes(pid, "VmHWM") for pid in family_s if pid != os.getpid())
             self.peak_bytes = max(self.peak_bytes, resident)
 
     def _ours(self) -> dict[int, float]:

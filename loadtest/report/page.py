@@ -45,60 +45,62 @@ def page(results: Sequence[ResultFile]) -> str:
 
 
 def _title(results: Sequence[ResultFile]) -> str:
-    return "Load test: " + ", ".join(one.name for one in results)
+    return "Load test: " + ", ".join(result.name for result in results)
 
 
 def _head(results: Sequence[ResultFile]) -> str:
     lines = [f"<h1>{escape(_title(results))}</h1>"]
-    machines = {_machine(one): None for one in results if one.machine}
-    lines += [f'<p class="soft">{escape(each)}</p>' for each in machines]
-    lines += [f'<p class="soft">{escape(_asked(one))}</p>' for one in results if _asked(one)]
+    machines = {_machine(result): None for result in results if result.machine}
+    lines += [f'<p class="soft">{escape(machine)}</p>' for machine in machines]
+    lines += [
+        f'<p class="soft">{escape(_asked(result))}</p>' for result in results if _asked(result)
+    ]
     first, *rest = results
-    if any(differences(first, other)[0] for other in rest):
+    if any(differences(first, result)[0] for result in rest):
         lines.append('<p class="bad">Not all of it was measured on the same machine.</p>')
     lines += map(_tokens, results)
-    lines += [f"<p>{escape(each)}</p>" for one in results for each in one.texts("told")]
+    lines += [f"<p>{escape(text)}</p>" for result in results for text in result.texts("told")]
     return f"<header>{''.join(lines)}</header>"
 
 
-def _machine(one: ResultFile) -> str:
-    machine = one.machine
+def _machine(result: ResultFile) -> str:
+    machine = result.machine
     return f"{machine.get('cpu')}, {machine.get('cores')} cores"
 
 
-def _asked(one: ResultFile) -> str:
-    raw = one.raw
+def _asked(result: ResultFile) -> str:
+    raw = result.raw
     if "model_id" not in raw:
         return ""
     model = Path(str(raw["model_id"])).name
-    asked = f"{raw.get('num_prompts')} requests, {one.load}, {model} by {raw.get('backend')}"
-    return f"{one.name}: {raw.get('date')}, {asked}"
+    summary = f"{raw.get('num_prompts')} requests, {result.load}, {model} by {raw.get('backend')}"
+    return f"{result.name}: {raw.get('date')}, {summary}"
 
 
-def _tokens(one: ResultFile) -> str:
-    figures = [each for _, _, each in one.series() if _WRONG[0] in each]
+def _tokens(result: ResultFile) -> str:
+    figures = [row for _, _, row in result.series() if _WRONG[0] in row]
     if not figures:
         return ""
-    counts = [int(sum(each[key] for each in figures)) for key in _WRONG]
-    lost, repeated, foreign, unproved = counts
-    told = f"{one.name}: tokens lost {lost}, repeated {repeated}, foreign {foreign}"
-    if unproved:
-        told += f"; of {unproved} streams it is not known"
-    return f'<p class="{"bad" if any(counts) else "good"}">{escape(told)}</p>'
+    counts = [int(sum(row[key] for row in figures)) for key in _WRONG]
+    num_lost, num_repeated, num_foreign, num_unproved = counts
+    text = f"{result.name}: tokens lost {num_lost}, repeated {num_repeated}, foreign {num_foreign}"
+    if num_unproved:
+        text += f"; of {num_unproved} streams it is not known"
+    return f'<p class="{"bad" if any(counts) else "good"}">{escape(text)}</p>'
 
 
 def _table(results: Sequence[ResultFile]) -> str:
     rows = [
-        (f"{one.name}: {load}" if len(results) > 1 else f"{series}: {load}", figures)
-        for one in results
-        for series, load, figures in one.series()
+        (f"{result.name}: {load}" if len(results) > 1 else f"{series}: {load}", figures)
+        for result in results
+        for series, load, figures in result.series()
     ]
     columns = [(head, key) for head, key in _COLUMNS if any(key in row for _, row in rows)]
     cells = "".join(f"<th>{head}</th>" for head, _ in columns)
     lines = [f"<th>load</th>{cells}"]
     for name, figures in rows:
-        found = [figures.get(key) for _, key in columns]
-        cells = "".join(f"<td>{'' if one is None else number(one)}</td>" for one in found)
+        values = [figures.get(key) for _, key in columns]
+        cells = "".join(f"<td>{'' if value is None else number(value)}</td>" for value in values)
         lines.append(f'<td class="text">{escape(name)}</td>{cells}')
     return _section("Figures", _table_of(lines))
 
@@ -108,67 +110,67 @@ def _section(title: str, content: str) -> str:
 
 
 def _plots(results: Sequence[ResultFile]) -> str:
-    drawn = [
+    parts = [
         *_throughput_plots(results),
         _distribution(results, "ttfts", "TTFT", "requests"),
         _distribution(results, "itls", "ITL", "gaps between tokens"),
         _distribution(results, "latencies", "E2EL", "requests"),
         *_depth_plots(results),
     ]
-    found = "".join(one for one in drawn if one)
-    return _section("Plots", f'<div class="plots">{found}</div>' if found else "")
+    content = "".join(part for part in parts if part)
+    return _section("Plots", f'<div class="plots">{content}</div>' if content else "")
 
 
 def _throughput_plots(results: Sequence[ResultFile]) -> Iterator[str]:
     """Yield throughput against latency, where there is more than one load."""
-    points = [point for one in results for point in one.series()]
+    points = [point for result in results for point in result.series()]
     if len(points) < 2:
         return
     points.sort(key=lambda point: point[0])
     for metric, title in (("ttft", "TTFT, ms"), ("itl", "ITL, ms")):
         lines = list[Curve]()
         for colour, (name, of_one) in enumerate(groupby(points, key=lambda point: point[0])):
-            ordered = list(of_one)  # as in the files: a sweep's by their loads
-            for key, told in ((f"median_{metric}_ms", ""), (f"p99_{metric}_ms", ", p99")):
-                found = [point for point in ordered if key in point[2]]
-                places = [(each["output_throughput"], each[key]) for _, _, each in found]
-                labels = [] if told else [load for _, load, _ in found]
-                lines.append(Curve(name + told, places, colour, labels, is_dotted=bool(told)))
-        drawn = plot(lines, "output tokens a second", title, y_is_log=True)
-        yield _figure(f"Throughput against {title[:4].rstrip(',')}", drawn, lines)
+            series = list(of_one)  # as in the files: a sweep's by their loads
+            for key, suffix in ((f"median_{metric}_ms", ""), (f"p99_{metric}_ms", ", p99")):
+                marks = [point for point in series if key in point[2]]
+                places = [(figures["output_throughput"], figures[key]) for _, _, figures in marks]
+                labels = [] if suffix else [load for _, load, _ in marks]
+                lines.append(Curve(name + suffix, places, colour, labels, is_dotted=bool(suffix)))
+        svg = plot(lines, "output tokens a second", title, y_is_log=True)
+        yield _figure(f"Throughput against {title[:4].rstrip(',')}", svg, lines)
 
 
 def _distribution(results: Sequence[ResultFile], key: str, name: str, of: str) -> str:
     lines = []
-    for colour, one in enumerate(results):
-        values = one.numbers(key)
-        for of_one in one.list_of(key):
+    for colour, result in enumerate(results):
+        values = result.numbers(key)
+        for of_one in result.list_of(key):
             values += of_one if isinstance(of_one, list) else []
         if values:
             least_s = max(values) / _MOST_RATIO
             places = np.percentile([max(value, least_s) * 1e3 for value in values], _PERCENTS)
             points = [(float(at), percent) for at, percent in zip(places, _PERCENTS, strict=True)]
-            lines.append(Curve(one.name, points, colour))
+            lines.append(Curve(result.name, points, colour))
     title = f"{name}: percent of {of} that took no longer"
-    drawn = plot(lines, f"{name}, ms", "percent", x_is_log=True, y_high=100)
-    return _figure(title, drawn, lines)
+    svg = plot(lines, f"{name}, ms", "percent", x_is_log=True, y_high=100)
+    return _figure(title, svg, lines)
 
 
 def _depth_plots(results: Sequence[ResultFile]) -> Iterator[str]:
     lines = list[Curve]()
-    for colour, one in enumerate(results):
-        seen = [each for each in one.list_of("queue_depth") if isinstance(each, list)]
-        own = f"{one.name}, " if len(results) > 1 else ""
+    for colour, result in enumerate(results):
+        depths = [depth for depth in result.list_of("queue_depth") if isinstance(depth, list)]
+        own = f"{result.name}, " if len(results) > 1 else ""
         for column, state in ((1, "waiting"), (2, "running")):
-            points = [(float(each[0]), float(each[column])) for each in seen]
+            points = [(float(depth[0]), float(depth[column])) for depth in depths]
             dotted = state == "running"
             lines.append(Curve(own + state, points, colour, is_dotted=dotted, is_stepped=True))
-    drawn = plot(lines, "seconds since the first request", "requests")
-    yield _figure("Requests in the server", drawn, lines)
+    svg = plot(lines, "seconds since the first request", "requests")
+    yield _figure("Requests in the server", svg, lines)
 
 
-def _figure(title: str, drawn: str, lines: Sequence[Curve]) -> str:
-    if not drawn:
+def _figure(title: str, svg: str, lines: Sequence[Curve]) -> str:
+    if not svg:
         return ""
     keys = "".join(
         f'<li class="c{line.colour % NUM_COLOURS}{" dotted" if line.is_dotted else ""}">'
@@ -176,35 +178,39 @@ def _figure(title: str, drawn: str, lines: Sequence[Curve]) -> str:
         for line in lines
         if len(line.points) > 1 or line.labels
     )
-    return f'<figure><h3>{escape(title)}</h3>{drawn}<ul class="key">{keys}</ul></figure>'
+    return f'<figure><h3>{escape(title)}</h3>{svg}<ul class="key">{keys}</ul></figure>'
 
 
-def _slowest(one: ResultFile) -> str:
+def _slowest(result: ResultFile) -> str:
     """Return the requests that took longest, each with the ids by which it is found elsewhere."""
-    took_s = one.numbers("latencies")
+    took_s = result.numbers("latencies")
     if not took_s:
         return ""
     places = sorted(range(len(took_s)), key=lambda at: -took_s[at])[:_NUM_SLOWEST]
-    begun, sent = one.numbers("start_times"), one.numbers("sent_times")
-    ttfts, itls = one.numbers("ttfts"), one.list_of("itls")
-    num_in, num_out = one.numbers("input_lens"), one.numbers("output_lens")
-    jobs, traces, errors = one.texts("job_ids"), one.texts("trace_ids"), one.texts("errors")
+    due_s, sent_s = result.numbers("start_times"), result.numbers("sent_times")
+    ttfts, itls = result.numbers("ttfts"), result.list_of("itls")
+    num_in, num_out = result.numbers("input_lens"), result.numbers("output_lens")
+    jobs, traces, errors = (
+        result.texts("job_ids"),
+        result.texts("trace_ids"),
+        result.texts("errors"),
+    )
     heads = ["job and trace", "due at s", "sent after ms", "TTFT ms", "longest gap ms", "E2EL ms"]
     heads += ["tokens in", "out", "until sent, first token, end"]
     rows = ["".join(f"<th>{head}</th>" for head in heads)]
     for at in places:
         gaps = itls[at] if at < len(itls) else []
         longest_s = max(gaps, default=0.0) if isinstance(gaps, list) else 0.0
-        late_s = max(0.0, sent[at] - begun[at]) if sent else 0.0
-        figures = [begun[at] - min(begun), late_s * 1e3, ttfts[at] * 1e3, longest_s * 1e3]
-        cells = [number(each) for each in [*figures, took_s[at] * 1e3, num_in[at], num_out[at]]]
-        ids = [escape(each[at]) for each in (jobs, traces) if each]
+        late_s = max(0.0, sent_s[at] - due_s[at]) if sent_s else 0.0
+        figures = [due_s[at] - min(due_s), late_s * 1e3, ttfts[at] * 1e3, longest_s * 1e3]
+        cells = [number(value) for value in [*figures, took_s[at] * 1e3, num_in[at], num_out[at]]]
+        ids = [escape(column[at]) for column in (jobs, traces) if column]
         bar = _bar(late_s, ttfts[at], took_s[at], max(took_s))
         last = f'<span class="bad">{escape(errors[at])}</span>' if errors and errors[at] else bar
         row = f'<td class="text"><code>{"<br>".join(ids)}</code></td>'
         row += "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f'{row}<td class="text">{last}</td>')
-    return _section(f"Slowest requests of {one.name}", _table_of(rows))
+    return _section(f"Slowest requests of {result.name}", _table_of(rows))
 
 
 def _table_of(rows: Sequence[str]) -> str:

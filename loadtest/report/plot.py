@@ -17,16 +17,16 @@ _GREY, _PALE = "#5f5f5f", "#e4e4e4"
 def draw(path: Path, title: str, points: Sequence[Point]) -> None:
     """Draw one line for each server: the median, and dotted the 99th percentile."""
     figure = Figure(figsize=(10, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _panel(left, points, "itl", "Inter-token latency, ms")
-    _panel(right, points, "ttft", "Time to first token, ms")
+    itl_axes, ttft_axes = figure.subplots(1, 2)
+    _panel(itl_axes, points, "itl", "Inter-token latency, ms")
+    _panel(ttft_axes, points, "ttft", "Time to first token, ms")
     figure.suptitle(title, x=0.012, ha="left", fontweight="bold", fontsize=11)
     figure.supxlabel(
         "Output tokens a second. At each point its load; dotted: the 99th percentile",
         color=_GREY,
         fontsize=9,
     )
-    lines, names = left.get_legend_handles_labels()
+    lines, names = itl_axes.get_legend_handles_labels()
     figure.legend(lines, names, frameon=False, fontsize=9, ncols=6, loc="outside upper right")
     figure.savefig(path, dpi=160)
 
@@ -50,13 +50,13 @@ def _panel(axes: Axes, points: Sequence[Point], metric: Metric, title: str) -> N
 
 
 def _line(axes: Axes, colour: str, server: str, points: Sequence[Point], metric: Metric) -> None:
-    came = [point for point in points if point.found.completed]
-    speeds = [point.found.tokens_per_s for point in came]
-    middle = [point.found.percentile(metric, 50) for point in came]
-    high = [point.found.percentile(metric, 99) for point in came]
+    valid = [point for point in points if point.measurement.completed]
+    speeds = [point.measurement.tokens_per_s for point in valid]
+    middle = [point.measurement.percentile(metric, 50) for point in valid]
+    high = [point.measurement.percentile(metric, 99) for point in valid]
     axes.plot(speeds, middle, "o-", color=colour, markersize=4.5, label=server)
     axes.plot(speeds, high, ":", color=colour, linewidth=1.1)
-    for point, speed, latency in zip(came, speeds, middle, strict=True):
+    for point, speed, latency in zip(valid, speeds, middle, strict=True):
         axes.annotate(
             point.label,
             (speed, latency),

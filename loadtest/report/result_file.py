@@ -9,7 +9,7 @@ from typing import Self
 from penstock.loadtest.errors import BadOption
 
 # What must be the same for the figures to be comparable, as far as a file says it.
-ASKED = (
+OPTIONS = (
     *("backend", "model_id", "dataset_name", "num_prompts", "request_rate", "burstiness"),
     *("max_concurrency", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
     "goodput_slos_ms",
@@ -33,19 +33,19 @@ class ResultFile:
             raise BadOption(f"{path}: {error.strerror}") from error
         except ValueError as error:
             raise BadOption(f"{path}: it is not JSON: {error}") from error
-        found = cls(raw if isinstance(raw, dict) else {}, name or path.stem)
-        if not any(found.sections().values()):
+        file = cls(raw if isinstance(raw, dict) else {}, name or path.stem)
+        if not any(file.sections().values()):
             commands = "`penstock bench serve --save-result`, `sweep` or `compare`"
             raise BadOption(f"{path}: no figures in it; {commands} write some")
-        return found
+        return file
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.raw) + "\n")
 
     @property
     def machine(self) -> Mapping[str, object]:
-        found = self.raw.get("machine")
-        return found if isinstance(found, dict) else {}
+        machine = self.raw.get("machine")
+        return machine if isinstance(machine, dict) else {}
 
     @property
     def load(self) -> str:
@@ -64,12 +64,14 @@ class ResultFile:
         """Return the figures of each part: a run has one, without a name."""
         points, cases = _objects(self.raw.get("points")), _objects(self.raw.get("cases"))
         if points:
-            return {f"{each.get('server')}, {each.get('load')}": _figures(each) for each in points}
+            return {
+                f"{point.get('server')}, {point.get('load')}": _figures(point) for point in points
+            }
         if cases:
             return {
-                f"{case.get('name')}, {each.get('name')}": _figures(each)
+                f"{case.get('name')}, {engine.get('name')}": _figures(engine)
                 for case in cases
-                for each in _objects(case.get("engines"))
+                for engine in _objects(case.get("engines"))
             }
         return {"": _figures(self.raw)}
 
@@ -82,14 +84,14 @@ class ResultFile:
             yield f"{model}, {self.raw.get('backend')}", self.load, _figures(self.raw)
 
     def list_of(self, key: str) -> Sequence[object]:
-        found = self.raw.get(key)
-        return found if isinstance(found, list) else []
+        value = self.raw.get(key)
+        return value if isinstance(value, list) else []
 
     def numbers(self, key: str) -> list[float]:
-        return [float(each) for each in self.list_of(key) if isinstance(each, int | float)]
+        return [float(value) for value in self.list_of(key) if isinstance(value, int | float)]
 
     def texts(self, key: str) -> list[str]:
-        return [str(each) for each in self.list_of(key)]
+        return [str(value) for value in self.list_of(key)]
 
 
 def differences(a: ResultFile, b: ResultFile) -> tuple[list[str], list[str]]:
@@ -99,12 +101,12 @@ def differences(a: ResultFile, b: ResultFile) -> tuple[list[str], list[str]]:
         for key in OF_MACHINES
         if a.machine.get(key) != b.machine.get(key)
     ]
-    asked = [
+    options = [
         f"{key}: {_shown(a.raw.get(key))} | {_shown(b.raw.get(key))}"
-        for key in ASKED
+        for key in OPTIONS
         if a.raw.get(key) != b.raw.get(key)
     ]
-    return machines, asked
+    return machines, options
 
 
 def _shown(value: object) -> str:
@@ -114,12 +116,12 @@ def _shown(value: object) -> str:
 
 
 def _objects(value: object) -> list[Mapping[str, object]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _figures(of: Mapping[str, object]) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in of.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and key not in ASKED
+        if isinstance(value, int | float) and not isinstance(value, bool) and key not in OPTIONS
     }

@@ -16,56 +16,61 @@ HEADERS: dict[Metric, tuple[str, str]] = {
 _LATE_MS = 10.0  # a client that sends later than this is itself part of the latency
 
 
-def result(found: Measurement, slos_ms: Mapping[Metric, float]) -> dict[str, object]:
-    num_tokens, wrong = found.num_prompt_tokens + found.num_tokens, found.token_errors
+def result(measurement: Measurement, slos_ms: Mapping[Metric, float]) -> dict[str, object]:
+    num_tokens, wrong = (
+        measurement.num_prompt_tokens + measurement.num_tokens,
+        measurement.token_errors,
+    )
     return {
         "machine": description(),
-        "duration": found.wall_s,
-        "completed": len(found.completed),
-        "failed": len(found.errors),
-        "total_input_tokens": found.num_prompt_tokens,
-        "total_output_tokens": found.num_tokens,
-        "request_throughput": len(found.completed) / found.wall_s,
-        "request_goodput": found.goodput(slos_ms) if slos_ms else None,
+        "duration": measurement.wall_s,
+        "completed": len(measurement.completed),
+        "failed": len(measurement.errors),
+        "total_input_tokens": measurement.num_prompt_tokens,
+        "total_output_tokens": measurement.num_tokens,
+        "request_throughput": len(measurement.completed) / measurement.wall_s,
+        "request_goodput": measurement.goodput(slos_ms) if slos_ms else None,
         "goodput_slos_ms": {**slos_ms},
-        "output_throughput": found.tokens_per_s,
-        "total_token_throughput": num_tokens / found.wall_s,
-        "lost_tokens": wrong.lost,
-        "repeated_tokens": wrong.repeated,
-        "foreign_tokens": wrong.foreign,
-        "unproved_streams": wrong.unproved,
-        "p99_send_delay_ms": found.late_ms(99),
+        "output_throughput": measurement.tokens_per_s,
+        "total_token_throughput": num_tokens / measurement.wall_s,
+        "lost_tokens": wrong.num_lost,
+        "repeated_tokens": wrong.num_repeated,
+        "foreign_tokens": wrong.num_foreign,
+        "unproved_streams": wrong.num_unproved,
+        "p99_send_delay_ms": measurement.late_ms(99),
         "queue_depth": [
-            [depth.at_s - found.begin_s, depth.num_waiting, depth.num_running]
-            for depth in found.depths
+            [depth.at_s - measurement.begin_s, depth.num_waiting, depth.num_running]
+            for depth in measurement.depths
         ],
     }
 
 
-def detailed(found: Measurement) -> dict[str, object]:
+def detailed(measurement: Measurement) -> dict[str, object]:
     """Return each request's times in seconds; of one that failed, those that it had.
 
     `start_times` are when requests were due, `sent_times` when the client sent them.
     """
-    each = found.timelines
+    timelines = measurement.timelines
     return {
-        "input_lens": [one.num_prompt for one in each],
-        "output_lens": [one.num_tokens for one in each],
-        "ttfts": [one.ttft_ms / 1e3 if one.tokens_s else 0.0 for one in each],
-        "itls": [[gap / 1e3 for gap in one.gaps_ms] for one in each],
-        "latencies": [(one.end_s or one.begin_s) - one.begin_s for one in each],
-        "start_times": [one.begin_s for one in each],
-        "sent_times": [one.begin_s + one.late_ms / 1e3 for one in each],
-        "job_ids": [one.job_id for one in each],
-        "trace_ids": [one.trace_id for one in each],
-        "errors": [one.error for one in each],
+        "input_lens": [timeline.num_prompt for timeline in timelines],
+        "output_lens": [timeline.num_tokens for timeline in timelines],
+        "ttfts": [timeline.ttft_ms / 1e3 if timeline.tokens_s else 0.0 for timeline in timelines],
+        "itls": [[gap / 1e3 for gap in timeline.gaps_ms] for timeline in timelines],
+        "latencies": [
+            (timeline.end_s or timeline.begin_s) - timeline.begin_s for timeline in timelines
+        ],
+        "start_times": [timeline.begin_s for timeline in timelines],
+        "sent_times": [timeline.begin_s + timeline.late_ms / 1e3 for timeline in timelines],
+        "job_ids": [timeline.job_id for timeline in timelines],
+        "trace_ids": [timeline.trace_id for timeline in timelines],
+        "errors": [timeline.error for timeline in timelines],
     }
 
 
 def show(
     summary: Mapping[str, object],
     latencies: Mapping[str, float],
-    found: Measurement,
+    measurement: Measurement,
     way: Way,
 ) -> None:
     rate = way.request_rate
@@ -92,15 +97,15 @@ def show(
         if keys:
             print(f"{header:-^50}")
         for key in keys:
-            which = key.removesuffix(f"_{metric}_ms")
-            print(f"{f'{which.capitalize()} {short} (ms):':<40} {latencies[key]:.2f}")
+            statistic = key.removesuffix(f"_{metric}_ms")
+            print(f"{f'{statistic.capitalize()} {short} (ms):':<40} {latencies[key]:.2f}")
     print("=" * 50)
-    print(f"{'Wrong tokens:':<40} {found.token_errors}")
-    if any(timeline.num_counted is None for timeline in found.completed):
+    print(f"{'Wrong tokens:':<40} {measurement.token_errors}")
+    if any(timeline.num_counted is None for timeline in measurement.completed):
         print("The server sent no usage: what is counted are pieces of its streams, not tokens")
-    if found.late_ms(99) > _LATE_MS:
-        print(f"{'Sent after their time, p99 (ms):':<40} {found.late_ms(99):.0f}")
-    cpu_us = found.cpu_s / max(1, found.num_tokens) * 1e6
+    if measurement.late_ms(99) > _LATE_MS:
+        print(f"{'Sent after their time, p99 (ms):':<40} {measurement.late_ms(99):.0f}")
+    cpu_us = measurement.cpu_s / max(1, measurement.num_tokens) * 1e6
     print(f"{'CPU of this client (us/token):':<40} {cpu_us:.0f}")
 
 
@@ -109,13 +114,13 @@ def _ramp(way: Way) -> str:
     return f"{way.ramp.strategy} from {way.ramp.start_rps:g} to {way.ramp.end_rps:g}"
 
 
-def told_errors(found: Measurement) -> Iterator[str]:
+def told_errors(measurement: Measurement) -> Iterator[str]:
     """Yield a line for each kind of failure, and for each stream whose tokens are wrong."""
-    for error, count in Counter(found.errors).most_common():
+    for error, count in Counter(measurement.errors).most_common():
         yield f"{count} failed: {error}"
-    for one in found.timelines:
-        wrong = one.token_errors
-        if wrong.unproved:
-            yield f"{one.job_id}: its log cannot be read, so nothing is known of its tokens"
+    for timeline in measurement.timelines:
+        wrong = timeline.token_errors
+        if wrong.num_unproved:
+            yield f"{timeline.job_id}: its log cannot be read, so nothing is known of its tokens"
         elif wrong:
-            yield f"{one.job_id or 'a request'}: wrong tokens: {wrong}"
+            yield f"{timeline.job_id or 'a request'}: wrong tokens: {wrong}"

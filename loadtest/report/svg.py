@@ -45,12 +45,12 @@ class Axis:
         if self.is_log:
             powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
             factors = (1, 2, 5) if len(powers) <= 4 else (1,)
-            found = [factor * 10.0**power for power in powers for factor in factors]
+            values = [factor * 10.0**power for power in powers for factor in factors]
         else:
             step = _round_step((self.high - self.low) / _TICKS)
             first = ceil(self.low / step)
-            found = [step * number for number in range(first, first + 2 * _TICKS)]
-        return [value for value in found if self.low <= value <= self.high * (1 + 1e-9)]
+            values = [step * number for number in range(first, first + 2 * _TICKS)]
+        return [value for value in values if self.low <= value <= self.high * (1 + 1e-9)]
 
     def _flat(self, value: float) -> float:
         return log10(max(value, self.low)) if self.is_log else value
@@ -70,11 +70,11 @@ def plot(
         return ""
     x = _axis(x_title, [x for x, _ in points], _LEFT, _WIDTH - _RIGHT, x_is_log)
     y = _axis(y_title, [y for _, y in points], _HEIGHT - _BOTTOM, _TOP, y_is_log, y_high)
-    drawn = "".join([*_grid(x, y), *(_drawn(line, x, y) for line in lines)])
+    content = "".join([*_grid(x, y), *(_drawn(line, x, y) for line in lines)])
     marks = "".join(mark for line in lines for mark in _marks(line, x, y))
-    told = escape(f"{y_title} over {x_title}")
-    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}"'
-    return f"<svg {box}>{drawn}{marks}</svg>"
+    label = escape(f"{y_title} over {x_title}")
+    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"'
+    return f"<svg {box}>{content}{marks}</svg>"
 
 
 def number(value: float) -> str:
@@ -142,11 +142,11 @@ def _marks(line: Curve, x: Axis, y: Axis) -> Iterator[str]:
     """Yield the marks with their labels, each on the side where it has room."""
     colour = f"c{line.colour % NUM_COLOURS}"
     for (at, value), label in zip(line.points, line.labels, strict=False):
-        left, high = x.at(at), y.at(value)
-        told = escape(f"{line.name}, {label}: {number(at)}, {number(value)}")
-        yield f'<circle class="mark {colour}" cx="{left:.1f}" cy="{high:.1f}" r="3.5">'
-        yield f"<title>{told}</title></circle>"
-        fits = left + 7 + len(label) * _LETTER < _WIDTH
-        place, anchor = (left + 6, "start") if fits else (left - 6, "end")
-        below = high + 13 if high + 13 < _HEIGHT - _BOTTOM else high - 6
+        mark_x, mark_y = x.at(at), y.at(value)
+        description = escape(f"{line.name}, {label}: {number(at)}, {number(value)}")
+        yield f'<circle class="mark {colour}" cx="{mark_x:.1f}" cy="{mark_y:.1f}" r="3.5">'
+        yield f"<title>{description}</title></circle>"
+        fits = mark_x + 7 + len(label) * _LETTER < _WIDTH
+        place, anchor = (mark_x + 6, "start") if fits else (mark_x - 6, "end")
+        below = mark_y + 13 if mark_y + 13 < _HEIGHT - _BOTTOM else mark_y - 6
         yield _text(f"label {colour}", place, below, label, anchor)

@@ -87,20 +87,20 @@ class DatasetSettings(Settings):
                 kind = f"--dataset-name {self.dataset_name}"
                 raise BadOption(f"--dataset-path: {kind} needs the file's name")
             if self.dataset_name == "trace":
-                found = read_trace(
+                requests = read_trace(
                     self.dataset_path, vocab_size, self.trace_speed, self.seed, self.num_prompts
                 )
             else:
-                found = read(self.dataset_path, self.output_len)
+                requests = read(self.dataset_path, self.output_len)
         else:
-            found = named(self.dataset_name, vocab_size)
-        if self.num_prompts is not None and self.num_prompts > len(found):
-            raise BadOption(f"--num-prompts: {self.num_prompts}; there are {len(found)}")
-        return found[: self.num_prompts]
+            requests = named(self.dataset_name, vocab_size)
+        if self.num_prompts is not None and self.num_prompts > len(requests):
+            raise BadOption(f"--num-prompts: {self.num_prompts}; there are {len(requests)}")
+        return requests[: self.num_prompts]
 
 
 def named(dataset: str, vocab_size: int) -> list[Request]:
-    name: Name = next(each for each in get_args(Name) if _PREFIX + each == dataset)
+    name: Name = next(word for word in get_args(Name) if _PREFIX + word == dataset)
     return workloads(vocab_size)[name]
 
 
@@ -126,23 +126,23 @@ def read(path: Path, output_len: int) -> list[Request]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise BadOption(f"--dataset-path: {path}: {error.strerror}") from error
-    found = [
+    requests = [
         _request(path, number, line, output_len) for number, line in enumerate(lines, 1) if line
     ]
-    if not found:
+    if not requests:
         raise BadOption(f"--dataset-path: {path}: it is empty")
-    return found
+    return requests
 
 
 def _request(path: Path, number: int, line: bytes, output_len: int) -> Request:
     try:
-        one = msgspec.json.decode(line, type=_Line)
+        fields = msgspec.json.decode(line, type=_Line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadOption(f"--dataset-path: {path}: line {number}: {error}") from error
     schema: dict[str, JsonValue] | None = None
-    if one.json_schema is not None:
+    if fields.json_schema is not None:
         schema = json.loads(line)["json_schema"]
-    return Request(one.prompt, one.max_tokens or one.output_tokens or output_len, schema)
+    return Request(fields.prompt, fields.max_tokens or fields.output_tokens or output_len, schema)
 
 
 def write(path: Path, requests: Sequence[Request]) -> None:

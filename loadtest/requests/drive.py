@@ -68,11 +68,11 @@ async def drive(
     return Measurement(timelines, wall_s, cpu_s, begin_s=begin_s, depths=depths)
 
 
-def proved(found: Measurement) -> Measurement:
+def proved(measurement: Measurement) -> Measurement:
     """Return the measurement. Raises CannotMeasure where a token is wrong."""
-    if wrong := found.token_errors:
+    if wrong := measurement.token_errors:
         raise CannotMeasure(f"wrong tokens: {wrong}")
-    return found
+    return measurement
 
 
 async def warm_up(
@@ -102,19 +102,19 @@ def _due_s(requests: Sequence[Request], way: Way) -> list[float]:
 @asynccontextmanager
 async def _depths(server: LoadedServer) -> AsyncIterator[list[Depth]]:
     """Look at the server's queue again and again while the block runs."""
-    seen: list[Depth] = []
+    depths: list[Depth] = []
 
     async def look() -> None:
         while (depth := await server.depth()) is not None:
-            seen.append(depth)
+            depths.append(depth)
             await asyncio.sleep(_LOOK_S)
 
-    looking = asyncio.create_task(look())
+    watch = asyncio.create_task(look())
     try:
-        yield seen
+        yield depths
     finally:
-        looking.cancel()
-        await asyncio.wait([looking])
+        watch.cancel()
+        await asyncio.wait([watch])
 
 
 async def _check_tokens(
@@ -134,15 +134,15 @@ async def _token_errors(
     server: LoadedServer, request: Request, timeline: Timeline, way: Way
 ) -> TokenErrors:
     is_exact = way.ignore_eos and request.schema is None and timeline.finish_reason != "stop"
-    asked = request.max_tokens if is_exact and not timeline.error else None
+    num_expected = request.max_tokens if is_exact and not timeline.error else None
     if timeline.error and not (timeline.job_id or timeline.tokens_s):
         return TokenErrors()  # refused, before there was a token to lose
     try:
         log = await server.log(timeline.job_id)
     except CannotMeasure:
-        return TokenErrors(unproved=1)
+        return TokenErrors(num_unproved=1)
     if log is not None:
-        return against_log(timeline.seen, log, asked or 0)
+        return against_log(timeline.pieces, log, num_expected or 0)
     if timeline.error:
-        return TokenErrors(lost=max(1, request.max_tokens - len(timeline.tokens_s)))
-    return against_counts(len(timeline.tokens_s), timeline.num_counted, asked)
+        return TokenErrors(num_lost=max(1, request.max_tokens - len(timeline.tokens_s)))
+    return against_counts(len(timeline.tokens_s), timeline.num_counted, num_expected)

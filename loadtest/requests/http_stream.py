@@ -74,14 +74,14 @@ class Target(HttpServer):
         return await asyncio.to_thread(self._depth)
 
     def _depth(self) -> Depth | None:
-        asked = urllib.request.Request(self.url("/metrics"), headers=self.authorization)
+        request = urllib.request.Request(self.url("/metrics"), headers=self.authorization)
         try:
-            with urllib.request.urlopen(asked, timeout=5) as answer:
-                found = _SAMPLE.findall(answer.read().decode(errors="replace"))
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                samples = _SAMPLE.findall(answer.read().decode(errors="replace"))
         except (URLError, OSError):
             return None
         for gauges in _GAUGES:
-            values = [[float(value) for name, value in found if name == own] for own in gauges]
+            values = [[float(value) for name, value in samples if name == own] for own in gauges]
             if all(values):
                 return Depth(time.perf_counter(), *map(sum, values))
         return None
@@ -98,8 +98,8 @@ def first_model(server: Target) -> str:
     """Return the name of the server's first model. Raises CannotMeasure where it names none."""
     url = server.url("/v1/models")
     try:
-        asked = urllib.request.Request(url, headers=server.authorization)
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        request = urllib.request.Request(url, headers=server.authorization)
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return str(json.load(answer)["data"][0]["id"])
     except URLError as error:
         raise CannotMeasure(f"{url}: {error.reason}") from error
@@ -108,7 +108,7 @@ def first_model(server: Target) -> str:
 
 
 def asked_of(model: str, request: Request, way: Way) -> dict[str, object]:
-    asked: dict[str, object] = {
+    fields: dict[str, object] = {
         "model": model,
         "max_tokens": request.max_tokens,
         "temperature": way.temperature,
@@ -116,19 +116,19 @@ def asked_of(model: str, request: Request, way: Way) -> dict[str, object]:
         "stream_options": {"include_usage": True},
     }
     if way.endpoint == "/v1/completions":
-        asked["prompt"] = request.prompt
+        fields["prompt"] = request.prompt
     else:
-        asked["messages"] = [{"role": "user", "content": as_text(request.prompt)}]
+        fields["messages"] = [{"role": "user", "content": as_text(request.prompt)}]
     if request.schema is not None:
         form = {"name": "answer", "schema": request.schema, "strict": True}
-        asked["response_format"] = {"type": "json_schema", "json_schema": form}
+        fields["response_format"] = {"type": "json_schema", "json_schema": form}
     elif way.ignore_eos:
-        asked["ignore_eos"] = True
-    return asked
+        fields["ignore_eos"] = True
+    return fields
 
 
 async def stream(
-    server: Target, endpoint: str, asked: Mapping[str, object], begin_s: float | None = None
+    server: Target, endpoint: str, fields: Mapping[str, object], begin_s: float | None = None
 ) -> Timeline:
     """Send a request, and note when each piece of text comes.
 
@@ -137,7 +137,7 @@ async def stream(
     """
     trace_id = secrets.token_hex(16)
     traceparent = f"00-{trace_id}-{secrets.token_hex(8)}-01"
-    body = json.dumps(asked).encode()
+    body = json.dumps(fields).encode()
     request = server.http("POST", endpoint, body, {"traceparent": traceparent})
     reader = _Reader(request, begin_s)
     reader.timeline.trace_id = trace_id
@@ -221,7 +221,7 @@ class _Reader(EventReader):
             self._text += choice.said
             timeline.finish_reason = choice.finish_reason or timeline.finish_reason
         if (event_id or self._text) and "." not in event_id:
-            timeline.seen.append(SeenPiece(event_id, self._text))
+            timeline.pieces.append(SeenPiece(event_id, self._text))
             self._text = ""
         if chunk.usage is not None:
             timeline.num_prompt = chunk.usage.prompt_tokens
@@ -239,8 +239,8 @@ class _LogReader(EventReader):
         self.deltas: list[Delta] = []
 
     def take(self, event_id: str, event: bytes) -> None:
-        logged = EVENT.validate_json(event)
-        if isinstance(logged, Delta):
-            self.deltas.append(logged)
+        entry = EVENT.validate_json(event)
+        if isinstance(entry, Delta):
+            self.deltas.append(entry)
         else:
             self.is_done = True

@@ -21,7 +21,7 @@ class Timeline:
     begin_s  when the request was due; in a closed loop, and in process, when it was handed over
     sent_s   when it was sent, where that may be later
     job_id   the server's name of the answer; of Penstock the job's id
-    seen     the events of a stream, to be held against the job's log
+    pieces   the events of a stream, to be held against the job's log
     """
 
     begin_s: float
@@ -34,7 +34,7 @@ class Timeline:
     job_id: str = ""
     trace_id: str = ""
     finish_reason: str | None = None
-    seen: list[SeenPiece] = field(default_factory=list)
+    pieces: list[SeenPiece] = field(default_factory=list)
     token_errors: TokenErrors = field(default_factory=TokenErrors)
 
     @property
@@ -69,10 +69,10 @@ class Timeline:
         """Return whether the request kept all of these latencies. One that failed kept none."""
         if self.error or not self.tokens_s:
             return False
-        kept: dict[Metric, float] = {"ttft": self.ttft_ms, "e2el": self.e2el_ms}
-        kept["tpot"] = self.tpot_ms if self.num_tokens > 1 else 0.0
-        kept["itl"] = max(self.gaps_ms, default=0.0)
-        return all(kept[metric] <= most_ms for metric, most_ms in slos_ms.items())
+        latencies: dict[Metric, float] = {"ttft": self.ttft_ms, "e2el": self.e2el_ms}
+        latencies["tpot"] = self.tpot_ms if self.num_tokens > 1 else 0.0
+        latencies["itl"] = max(self.gaps_ms, default=0.0)
+        return all(latencies[metric] <= most_ms for metric, most_ms in slos_ms.items())
 
 
 class Depth(NamedTuple):
@@ -138,7 +138,9 @@ class Measurement:
 
     def late_ms(self, percent: float) -> float:
         """Return a percentile of how long after its time the client sent a request."""
-        return float(np.percentile([one.late_ms for one in self.timelines] or [0.0], percent))
+        return float(
+            np.percentile([timeline.late_ms for timeline in self.timelines] or [0.0], percent)
+        )
 
     def ttft_ms(self, percent: float) -> float:
         return self.percentile("ttft", percent)
@@ -151,23 +153,23 @@ class Measurement:
         return float(np.percentile(self.latencies_ms(metric) or [0.0], percent))
 
     def latencies_ms(self, metric: Metric) -> list[float]:
-        came = [timeline for timeline in self.completed if timeline.tokens_s]
+        timelines = [timeline for timeline in self.completed if timeline.tokens_s]
         if metric == "ttft":
-            return [timeline.ttft_ms for timeline in came]
+            return [timeline.ttft_ms for timeline in timelines]
         if metric == "tpot":
-            return [timeline.tpot_ms for timeline in came if timeline.num_tokens > 1]
+            return [timeline.tpot_ms for timeline in timelines if timeline.num_tokens > 1]
         if metric == "itl":
-            return [gap for timeline in came for gap in timeline.gaps_ms]
-        return [timeline.e2el_ms for timeline in came]
+            return [gap for timeline in timelines for gap in timeline.gaps_ms]
+        return [timeline.e2el_ms for timeline in timelines]
 
     def summary(self, metrics: Sequence[Metric], percentiles: Sequence[float]) -> dict[str, float]:
         """Return the figures of the metrics by vLLM's names."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for metric in metrics:
             latencies = self.latencies_ms(metric) or [0.0]
-            found[f"mean_{metric}_ms"] = float(np.mean(latencies))
-            found[f"median_{metric}_ms"] = float(np.median(latencies))
-            found[f"std_{metric}_ms"] = float(np.std(latencies))
+            figures[f"mean_{metric}_ms"] = float(np.mean(latencies))
+            figures[f"median_{metric}_ms"] = float(np.median(latencies))
+            figures[f"std_{metric}_ms"] = float(np.std(latencies))
             for percent in percentiles:
-                found[f"p{percent:g}_{metric}_ms"] = float(np.percentile(latencies, percent))
-        return found
+                figures[f"p{percent:g}_{metric}_ms"] = float(np.percentile(latencies, percent))
+        return figures

@@ -66,7 +66,7 @@ class QueueTarget:
                     if isinstance(event, Delta):
                         position += len(event.token_ids)
                         checksum = roll(checksum, event.index, event.token_ids)
-                        timeline.seen.append(SeenPiece(Had(position, checksum).id, event.text))
+                        timeline.pieces.append(SeenPiece(Had(position, checksum).id, event.text))
                         timeline.tokens_s += [now_s] * len(event.token_ids)
                         timeline.finish_reason = event.finish_reason or timeline.finish_reason
                     elif isinstance(event, Done):
@@ -87,8 +87,10 @@ class QueueTarget:
             counts = [await queue.counts() for queue in await self.client.queues()]
         except PenstockError:
             return None
-        waiting = sum(each.num_queued for each in counts)
-        return Depth(time.perf_counter(), waiting, sum(each.num_running for each in counts))
+        waiting = sum(queue_counts.num_queued for queue_counts in counts)
+        return Depth(
+            time.perf_counter(), waiting, sum(queue_counts.num_running for queue_counts in counts)
+        )
 
 
 def _params(request: Request, way: Way) -> SamplingParams:

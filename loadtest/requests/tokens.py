@@ -26,31 +26,31 @@ class SeenPiece(NamedTuple):
 class TokenErrors:
     """The tokens that are wrong.
 
-    lost      made, or asked for, and not delivered
-    repeated  delivered more than once
-    foreign   delivered, but not the job's own: of another job, out of order, or with other text
-    unproved  streams of which this is not known, since their log could not be read
+    num_lost      made, or asked for, and not delivered
+    num_repeated  delivered more than once
+    num_foreign   delivered, but not the job's own: of another job, out of order, or with other text
+    num_unproved  streams of which this is not known, since their log could not be read
     """
 
-    lost: int = 0
-    repeated: int = 0
-    foreign: int = 0
-    unproved: int = 0
+    num_lost: int = 0
+    num_repeated: int = 0
+    num_foreign: int = 0
+    num_unproved: int = 0
 
     def __add__(self, other: "TokenErrors") -> "TokenErrors":
         return TokenErrors(
-            self.lost + other.lost,
-            self.repeated + other.repeated,
-            self.foreign + other.foreign,
-            self.unproved + other.unproved,
+            self.num_lost + other.num_lost,
+            self.num_repeated + other.num_repeated,
+            self.num_foreign + other.num_foreign,
+            self.num_unproved + other.num_unproved,
         )
 
     def __str__(self) -> str:
-        told = f"{self.lost} lost, {self.repeated} repeated, {self.foreign} foreign"
-        return told + (f", {self.unproved} streams unproved" if self.unproved else "")
+        counts = f"{self.num_lost} lost, {self.num_repeated} repeated, {self.num_foreign} foreign"
+        return counts + (f", {self.num_unproved} streams unproved" if self.num_unproved else "")
 
     def __bool__(self) -> bool:
-        return bool(self.lost or self.repeated or self.foreign or self.unproved)
+        return bool(self.num_lost or self.num_repeated or self.num_foreign or self.num_unproved)
 
 
 class _Cut(NamedTuple):
@@ -61,40 +61,42 @@ class _Cut(NamedTuple):
     checksum: int | None
 
 
-def against_log(seen: Sequence[SeenPiece], log: Iterable[Delta], asked: int = 0) -> TokenErrors:
+def against_log(
+    pieces: Sequence[SeenPiece], log: Iterable[Delta], num_expected: int = 0
+) -> TokenErrors:
     """Compare the events that a reader got with the job's log, in tokens.
 
     An event without text may not have been shown by itself; the next one's id counts its tokens.
-    `asked` is how many tokens were to be made at least.
+    `num_expected` is how many tokens were to be made at least.
     """
     cuts, texts, num_chars, checksum, end = {0: _Cut(0, 0, NOTHING)}, list[str](), 0, NOTHING, 0
-    at = lost = repeated = foreign = 0
+    at = num_lost = num_repeated = num_foreign = 0
     for delta in log:
-        lost += max(0, delta.position - end)
+        num_lost += max(0, delta.position - end)
         checksum, end = roll(checksum, delta.index, delta.token_ids), delta.end
         texts.append(delta.text)
         num_chars += len(delta.text)
         cuts[end] = _Cut(delta.position, num_chars, checksum)
     text = "".join(texts)
-    lost += max(0, asked - end)
-    for event in seen:
-        position, known = _parsed(event.id)
+    num_lost += max(0, num_expected - end)
+    for event in pieces:
+        position, seen_checksum = _parsed(event.id)
         cut = cuts.get(position)
-        if cut is None or known not in (cut.checksum, None):
-            foreign += max(1, position - at)
+        if cut is None or seen_checksum not in (cut.checksum, None):
+            num_foreign += max(1, position - at)
             continue
         if position <= at:
-            repeated += max(1, position - cut.begins)
+            num_repeated += max(1, position - cut.begins)
             continue
         expected = text[cuts[at].num_chars : cut.num_chars]
         if event.text != expected:
             is_later_part = expected.endswith(event.text) and cut.begins > at
-            lost += cut.begins - at if is_later_part else 0
-            foreign += 0 if is_later_part else position - at
+            num_lost += cut.begins - at if is_later_part else 0
+            num_foreign += 0 if is_later_part else position - at
         at = position
     if text[cuts[at].num_chars :]:
-        lost += end - at
-    return TokenErrors(lost, repeated, foreign)
+        num_lost += end - at
+    return TokenErrors(num_lost, num_repeated, num_foreign)
 
 
 def _parsed(event_id: str) -> Had:
@@ -104,14 +106,18 @@ def _parsed(event_id: str) -> Had:
         return Had(-1)
 
 
-def against_counts(num_pieces: int, num_counted: int | None, asked: int | None) -> TokenErrors:
+def against_counts(
+    num_pieces: int, num_counted: int | None, num_expected: int | None
+) -> TokenErrors:
     """Compare what came with what the server counts and what was asked for.
 
-    num_pieces   pieces of the stream with text, of which each has at least one token
-    num_counted  completion tokens by the server's usage; None where it sent none
-    asked        exactly so many were to be made; None where an answer may be shorter
+    num_pieces    pieces of the stream with text, of which each has at least one token
+    num_counted   completion tokens by the server's usage; None where it sent none
+    num_expected  exactly so many were to be made; None where an answer may be shorter
     """
     if num_counted is None:
-        return TokenErrors(repeated=0 if asked is None else max(0, num_pieces - asked))
-    short = 0 if asked is None else max(0, asked - num_counted)
-    return TokenErrors(lost=short, repeated=max(0, num_pieces - num_counted))
+        return TokenErrors(
+            num_repeated=0 if num_expected is None else max(0, num_pieces - num_expected)
+        )
+    short = 0 if num_expected is None else max(0, num_expected - num_counted)
+    return TokenErrors(num_lost=short, num_repeated=max(0, num_pieces - num_counted))

@@ -20,7 +20,7 @@ BLOCK = 512  # tokens that one of hash_ids stands for
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-class _Asked(msgspec.Struct):
+class _Arrival(msgspec.Struct):
     """One line of a trace."""
 
     timestamp: float  # milliseconds
@@ -39,50 +39,50 @@ def read_trace(
     """
     lines = _azure(path) if path.suffix == ".csv" else _mooncake(path)
     try:
-        asked = sorted(lines, key=lambda one: one.timestamp)
+        arrivals = sorted(lines, key=lambda arrival: arrival.timestamp)
     except OSError as error:
         raise BadOption(f"--dataset-path: {path}: {error.strerror}") from error
-    if not asked:
+    if not arrivals:
         raise BadOption(f"--dataset-path: {path}: it is empty")
     return [
         Request(
-            _prompt(one, number, vocab_size, seed),
-            one.output_length,
-            due_s=(one.timestamp - asked[0].timestamp) / 1e3 / speed,
+            _prompt(arrival, number, vocab_size, seed),
+            arrival.output_length,
+            due_s=(arrival.timestamp - arrivals[0].timestamp) / 1e3 / speed,
         )
-        for number, one in enumerate(asked[:most])
+        for number, arrival in enumerate(arrivals[:most])
     ]
 
 
-def _prompt(one: _Asked, number: int, vocab_size: int, seed: int) -> list[int]:
+def _prompt(arrival: _Arrival, number: int, vocab_size: int, seed: int) -> list[int]:
     """Return the ids of the blocks that the trace names, and after them ids of its own."""
     ids: list[int] = []
-    for block in one.hash_ids:
+    for block in arrival.hash_ids:
         ids += random_ids(BLOCK, vocab_size, (seed, 0, block))
-    rest = max(0, one.input_length - len(ids))
-    return ids[: one.input_length] + random_ids(rest, vocab_size, (seed, 1, number))
+    rest = max(0, arrival.input_length - len(ids))
+    return ids[: arrival.input_length] + random_ids(rest, vocab_size, (seed, 1, number))
 
 
-def _mooncake(path: Path) -> Iterator[_Asked]:
+def _mooncake(path: Path) -> Iterator[_Arrival]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
-            yield msgspec.json.decode(line, type=_Asked)
+            yield msgspec.json.decode(line, type=_Arrival)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadOption(f"--dataset-path: {path}: line {number}: {error}") from error
 
 
-def _azure(path: Path) -> Iterator[_Asked]:
+def _azure(path: Path) -> Iterator[_Arrival]:
     with path.open(newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 2):
             try:
                 at, num_in, num_out = (row[name] for name in _AZURE)
                 at_ms = datetime.fromisoformat(at[:26]).timestamp() * 1e3
                 fields = {"timestamp": at_ms, "input_length": int(num_in)}
-                yield msgspec.convert(fields | {"output_length": int(num_out)}, _Asked)
+                yield msgspec.convert(fields | {"output_length": int(num_out)}, _Arrival)
             except (KeyError, TypeError, ValueError) as error:
-                wanted = f"it has the columns {', '.join(_AZURE)}"
+                columns = f"it has the columns {', '.join(_AZURE)}"
                 raise BadOption(
-                    f"--dataset-path: {path}: line {number}: {error}; {wanted}"
+                    f"--dataset-path: {path}: line {number}: {error}; {columns}"
                 ) from error

@@ -68,4 +68,4 @@ def arrivals_s(count: int, way: Way) -> list[float]:
     due = np.concatenate([[0.0], np.cumsum(gaps * mean_s)])
     if count > 1:
         due = due / due[-1] * np.cumsum(mean_s)[-1]
-    return [float(each) for each in due]
+    return [float(at_s) for at_s in due]

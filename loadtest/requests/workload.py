@@ -60,7 +60,7 @@ class Request:
 
 def as_text(prompt: list[int] | str) -> str:
     """Return the prompt as text; a chat takes no ids, so each id becomes a word."""
-    return prompt if isinstance(prompt, str) else " ".join(f"w{each}" for each in prompt)
+    return prompt if isinstance(prompt, str) else " ".join(f"w{token_id}" for token_id in prompt)
 
 
 def workloads(vocab_size: int = NUM_IDS, seed: int = SEED) -> dict[Name, list[Request]]:
@@ -73,18 +73,18 @@ def workloads(vocab_size: int = NUM_IDS, seed: int = SEED) -> dict[Name, list[Re
     def ids(count: int) -> list[int]:
         return _folded(rng.integers(FIRST_ID, NUM_IDS, count), top)
 
-    mixed = [
+    lognormal = [
         Request(ids(num_in), num_out) for num_in, num_out in zip(prompts, outputs, strict=True)
     ]
     prefix = ids(512)
-    shared = [Request(prefix + ids(32), 64) for _ in range(NUM_REQUESTS)]
-    unshared = [Request(ids(544), 64) for _ in range(NUM_REQUESTS)]
+    with_prefix = [Request(prefix + ids(32), 64) for _ in range(NUM_REQUESTS)]
+    distinct = [Request(ids(544), 64) for _ in range(NUM_REQUESTS)]
     return {
-        "W": mixed,
-        "P": shared,
-        "U": unshared,
+        "W": lognormal,
+        "P": with_prefix,
+        "U": distinct,
         "long": [Request(ids(4096), 64) for _ in range(NUM_LONG)],
-        "one": mixed[:NUM_ONE],
+        "one": lognormal[:NUM_ONE],
         "json": [Request(_letter(number), 128, SCHEMA) for number in range(NUM_REQUESTS)],
     }
 
@@ -129,8 +129,8 @@ def _folded(ids: NDArray[np.int64], top: int) -> list[int]:
 
 def _letter(number: int) -> str:
     name, city = _NAMES[number % len(_NAMES)], _CITIES[number // len(_NAMES) % len(_CITIES)]
-    said = f"My name is {name}, I am {20 + number} years old and I live in {city}."
-    return f"Letter {number}: {said} Answer with name, age, city, mood and visits as JSON:\n"
+    sentence = f"My name is {name}, I am {20 + number} years old and I live in {city}."
+    return f"Letter {number}: {sentence} Answer with name, age, city, mood and visits as JSON:\n"
 
 
 _NAMES = ("Ada", "Boris", "Chidi", "Dana", "Emre", "Fatou", "Goro", "Hanna")
@@ -140,5 +140,5 @@ _CITIES = ("Oslo", "Lima", "Accra", "Kyoto", "Porto", "Quito", "Riga", "Tunis")
 def _lognormal(
     rng: np.random.Generator, median: int, sigma: float, low: int, high: int
 ) -> list[int]:
-    drawn = np.round(np.exp(np.log(median) + sigma * rng.standard_normal(NUM_REQUESTS)))
-    return [int(number) for number in np.clip(drawn, low, high)]
+    lengths = np.round(np.exp(np.log(median) + sigma * rng.standard_normal(NUM_REQUESTS)))
+    return [int(number) for number in np.clip(lengths, low, high)]

@@ -37,4 +37,4 @@ def decoding_speeds(engines: Mapping[Name, Engine], count: int) -> dict[Name, fl
                 steps_s[name].append(time.perf_counter() - begin_s)
                 assert len(outputs) == count
     assert not any(engine.busy for engine in engines.values())
-    return {name: count / median(took) for name, took in steps_s.items()}
+    return {name: count / median(times_s) for name, times_s in steps_s.items()}

@@ -47,15 +47,15 @@ def save_gguf(checkpoint: Path, file: Path, kind: Kind) -> None:
     _add_tokenizer(writer, checkpoint)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, weight in load_file(checkpoint / "model.safetensors").items():
-        part, known = _known(name)
+        part, gguf_name = _known(name)
         numbers = weight.float().numpy()
         if part in heads:
             numbers = _pairs_together(numbers, heads[part])
         if numbers.ndim == 1:
-            writer.add_tensor(known, numbers)
+            writer.add_tensor(gguf_name, numbers)
         else:
             packing = gguf.GGMLQuantizationType[kind]
-            writer.add_tensor(known, quantize(numbers, packing), raw_dtype=packing)
+            writer.add_tensor(gguf_name, quantize(numbers, packing), raw_dtype=packing)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -51,19 +51,19 @@ async def delivery(num_streams: int, num_tokens: int) -> Figures:
             )
             worker_s = worker.cpu_s("penstock.worker.jobs.service") - worker_before_s
             reader_s = time.process_time() - before_s
-        made = [
-            at_s - stamped
+        delays_s = [
+            at_s - stamp_s
             for number, stream in enumerate(arrivals)
-            for at_s, stamped in zip(stream, stamps.row(number), strict=False)
+            for at_s, stamp_s in zip(stream, stamps.row(number), strict=False)
         ]
     count = num_streams * num_tokens
     costs = {"worker_us": worker_s / count * 1e6, "reader_us": reader_s / count * 1e6}
-    return _percentiles([late_s * 1e3 for late_s in made]) | costs
+    return _percentiles([late_s * 1e3 for late_s in delays_s]) | costs
 
 
 async def _arrivals(client: QueueClient, number: int, num_tokens: int) -> list[float]:
     """Return the times at which the tokens of one stream came."""
-    came: list[float] = []
+    times_s: list[float] = []
     prompt = f"stream {number:03d}"
     job_id = await client.enqueue(prompt, max_tokens=num_tokens, ignore_eos=True)
     async with aclosing(client.event_batches(job_id)) as batches:
@@ -71,8 +71,8 @@ async def _arrivals(client: QueueClient, number: int, num_tokens: int) -> list[f
             now_s = time.monotonic()
             for event in batch:
                 if isinstance(event, Delta):
-                    came += [now_s] * len(event.token_ids)
-    return came
+                    times_s += [now_s] * len(event.token_ids)
+    return times_s
 
 
 async def sse(num_streams: int, num_tokens: int) -> Figures:
@@ -87,8 +87,8 @@ async def sse(num_streams: int, num_tokens: int) -> Figures:
 
 
 async def _read_http(port: int, num_tokens: int) -> None:
-    asked = {"model": "fake", "prompt": "x", "max_tokens": num_tokens, "stream": True}
-    body = json.dumps(asked | {"ignore_eos": True}).encode()
+    fields = {"model": "fake", "prompt": "x", "max_tokens": num_tokens, "stream": True}
+    body = json.dumps(fields | {"ignore_eos": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
@@ -146,9 +146,9 @@ async def enqueue(num_at_once: int, num_rounds: int) -> Figures:
                     for entry in await queue.read(BENCH, 64) or []:
                         read_s[entry.job_id] = time.monotonic()
 
-            reading = asyncio.create_task(read())
+            reader = asyncio.create_task(read())
             await asyncio.sleep(0.01)  # by now the reader waits
-            await asyncio.gather(reading, *(submit() for _ in range(num_at_once)))
+            await asyncio.gather(reader, *(submit() for _ in range(num_at_once)))
             took_ms += [(read_s[job_id] - at_s) * 1e3 for job_id, at_s in begun_s.items()]
     return _percentiles(took_ms)
 
@@ -160,11 +160,11 @@ async def submissions(
     took_ms: list[float] = []
     async with _lane(durability) as (client, _):
         client.max_queued = num_jobs + 1
-        left = iter(range(num_jobs))
+        numbers = iter(range(num_jobs))
         await client.enqueue("the first", max_tokens=1, background=True)
 
         async def submit() -> None:
-            for number in left:
+            for number in numbers:
                 at_s = time.monotonic()
                 await client.enqueue(f"job {number}", max_tokens=1, background=True)
                 took_ms.append((time.monotonic() - at_s) * 1e3)
@@ -181,14 +181,14 @@ async def crash(num_tokens: int) -> Figures:
     async with system(*flags, num_workers=2) as whole:
         client = whole.client
         job_id = await client.enqueue("x", max_tokens=num_tokens, ignore_eos=True)
-        came: list[float] = []
+        times_s: list[float] = []
         async with aclosing(client.stream(job_id)) as events:
             async for _ in events:
-                came.append(time.monotonic())
-                if len(came) == num_tokens // 2:
+                times_s.append(time.monotonic())
+                if len(times_s) == num_tokens // 2:
                     owner = (await client.status(job_id)).worker
                     await _kill(whole, owner)
-    return {"pause_s": max(after - before for before, after in pairwise(came))}
+    return {"pause_s": max(after - before for before, after in pairwise(times_s))}
 
 
 async def _kill(whole: System, owner: str | None) -> None:

@@ -81,10 +81,10 @@ def save_shape(name: str, folder: Path) -> None:
     family, shape = SHAPES[name]
     config = CONFIG_MAPPING[family](**_COMMON | shape)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    unknown, begins, ends = SPECIAL
+    unk, begins, ends = SPECIAL
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_tokenizer(shape["vocab_size"]),
-        unk_token=unknown,
+        unk_token=unk,
         bos_token=begins,
         eos_token=ends,
     )

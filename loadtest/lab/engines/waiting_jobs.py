@@ -53,19 +53,19 @@ async def costs_at(depths: Sequence[int], num_tenants: int) -> list[AtDepth]:
     """Fill a lane with the jobs of so many tenants, and measure at each depth, from the least."""
     async with _lane() as lane:
         empty_bytes = await lane.meter.memory_bytes()
-        found = []
+        figures = []
         for depth in sorted(depths):
             await lane.fill(depth, num_tenants)
             used_bytes = await lane.meter.memory_bytes() - empty_bytes
             at_depth = AtDepth(depth, used_bytes / len(lane.job_ids))
-            found.append(at_depth)
+            figures.append(at_depth)
             for name, call in lane.calls().items():
                 at_depth.calls[name] = await lane.cost_of(call)
-    for at_depth in found:
+    for at_depth in figures:
         at_depth.calls["look at one in the foreground"] = await _look_cost(
             at_depth.num_waiting, num_tenants
         )
-    return found
+    return figures
 
 
 async def _look_cost(depth: int, num_tenants: int) -> CallCost:
@@ -75,9 +75,9 @@ async def _look_cost(depth: int, num_tenants: int) -> CallCost:
         await asyncio.sleep(_FIRST_LOOK_S)
         await lane.meter.begin()
         begin_s = time.perf_counter()
-        looked = await lane.sweep()
+        num_jobs = await lane.sweep()
         took_s = time.perf_counter() - begin_s
-        return CallCost(await lane.meter.cost(looked), took_s / looked * 1e6)
+        return CallCost(await lane.meter.cost(num_jobs), took_s / num_jobs * 1e6)
 
 
 @asynccontextmanager
@@ -102,16 +102,16 @@ class _DeepLane:
 
     async def fill(self, depth: int, num_tenants: int) -> None:
         """Submit jobs until so many wait."""
-        while (lacking := depth + self._num_claimed - len(self.job_ids)) > 0:
-            first, count = len(self.job_ids), min(lacking, _AT_ONCE)
+        while (shortage := depth + self._num_claimed - len(self.job_ids)) > 0:
+            first, count = len(self.job_ids), min(shortage, _AT_ONCE)
             tenants = [f"t{number % num_tenants}" for number in range(first, first + count)]
             await asyncio.gather(*map(self._submit, tenants))
 
     def calls(self) -> dict[str, Callable[[], Awaitable[object]]]:
         """Return each kind of call. As many jobs are claimed at the end as were put in."""
-        asked = cycle(self.job_ids[-1 :: -max(1, len(self.job_ids) // NUM_CALLS)])
+        sample = cycle(self.job_ids[-1 :: -max(1, len(self.job_ids) // NUM_CALLS)])
         return {
-            "status": lambda: self._queue.status(*next(asked)),
+            "status": lambda: self._queue.status(*next(sample)),
             "counts": self._queue.counts,
             "sweep": self.sweep,
             "reap": self._queue.reap,

@@ -62,9 +62,9 @@ def main() -> int:
         parser.error("there is no GPU; TRITON_INTERPRET=1 tries this script without one")
     if TOY:
         kernels_device.TRITON_DEVICES.add("cpu")
-    chosen, figures, began_s = set(options.parts.split(",")), Figures(), time.monotonic()
+    selection, figures, began_s = set(options.parts.split(",")), Figures(), time.monotonic()
     for part in PARTS:
-        if part.__name__ not in chosen:
+        if part.__name__ not in selection:
             continue
         try:
             with torch.inference_mode():
@@ -74,17 +74,17 @@ def main() -> int:
             traceback.print_exc()
         print(f"-- {part.__name__}: after {time.monotonic() - began_s:.0f} s", flush=True)
         empty()
-    found = {
+    result = {
         "date": datetime.now(UTC).date().isoformat(),
         "device": "interpreter" if TOY else torch.cuda.get_device_name(),
         "versions": {
             "python": platform.python_version(),
-            **{each.__name__: each.__version__ for each in (torch, triton, transformers)},
+            **{library.__name__: library.__version__ for library in (torch, triton, transformers)},
         },
         "rows": [asdict(row) for row in figures.rows],
         "failures": figures.failures,
     }
-    Path(options.out).write_text(json.dumps(found, indent=1) + "\n")
+    Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
     for name, failure in figures.failures.items():
         print(f"FAILED {name}: {failure}"[:500])
     return 1 if figures.failures else 0

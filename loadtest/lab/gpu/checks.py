@@ -49,71 +49,73 @@ def checks(figures: Figures) -> None:
     torch.seed()
     for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         kind = str(dtype).removeprefix("torch.")
-        found = [*_attentions(dtype), *_latents(dtype), *_small_ops(dtype), *_experts(dtype)]
+        comparisons = [*_attentions(dtype), *_latents(dtype), *_small_ops(dtype), *_experts(dtype)]
         if dtype == torch.bfloat16:
-            found += [*_quantised(), *_eight_bits(), *_eight_bit_experts()]
+            comparisons += [*_quantised(), *_eight_bits(), *_eight_bit_experts()]
         if dtype == torch.float32:
-            found += _samples()
-        for name, got, wanted in found:
-            error = ((got.double() - wanted.double()).norm() / wanted.double().norm()).item()
+            comparisons += _samples()
+        for name, result, expected in comparisons:
+            error = ((result.double() - expected.double()).norm() / expected.double().norm()).item()
             figures.add("check", f"{name}, {kind}", error, "relative")
-            allowed = most if got.is_floating_point() else 0  # a token is right or wrong
-            if not error <= allowed:
-                figures.failures[f"check {name}, {kind}"] = f"error {error}, at most {allowed}"
+            limit = most if result.is_floating_point() else 0  # a token is right or wrong
+            if not error <= limit:
+                figures.failures[f"check {name}, {kind}"] = f"error {error}, at most {limit}"
                 print("  WRONG", flush=True)
 
 
 def _attentions(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
-    mixed = [(1, 40), (15, 15), (33, 50), (1, 1), (100, 300), (7, 130)]
+    mix = [(1, 40), (15, 15), (33, 50), (1, 1), (100, 300), (7, 130)]
     decodes = [(1, 1), (1, 16), (1, 2500), (1, 333), (1, 1024)]
     if TOY:
-        mixed, decodes = [(1, 21), (5, 9)], [(1, 3), (1, 300)]
+        mix, decodes = [(1, 21), (5, 9)], [(1, 3), (1, 300)]
     shapes = [(32, 8, 128), (32, 8, 64), (15, 5, 96), (4, 2, 256), (12, 12, 80), (16, 1, 128)]
     for heads, kv_heads, head_dim in shapes[: 2 if TOY or dtype == torch.float32 else 4]:
-        for lengths, what in ((mixed, "mixed"), (decodes, "decode")):
+        for lengths, label in ((mix, "mixed"), (decodes, "decode")):
             shape = HeadShape(heads, kv_heads, head_dim)
             sinks = torch.linspace(-4, 4, heads, device=DEVICE)
             for scoring in (Scoring(0.1), Scoring(0.1, 50, 3.0), Scoring(0.1, None, None, sinks)):
                 query, cache, spans = batch(lengths, shape, dtype)
-                wanted = paged_attention_ref(query.float(), cache.float(), spans, scoring)
+                expected = paged_attention_ref(query.float(), cache.float(), spans, scoring)
                 kind = "" if scoring.window is None else " window cap"
                 kind += "" if scoring.sinks is None else " sinks"
-                name = f"attention {what} {heads}/{kv_heads}x{head_dim}{kind}"
-                yield name, paged_attention_triton(query, cache, spans, scoring), wanted
+                name = f"attention {label} {heads}/{kv_heads}x{head_dim}{kind}"
+                yield name, paged_attention_triton(query, cache, spans, scoring), expected
                 if not kind:
-                    got = paged_attention_triton(query, cache, spans, scoring, deterministic=True)
-                    yield f"{name} deterministic", got, wanted
+                    result = paged_attention_triton(
+                        query, cache, spans, scoring, deterministic=True
+                    )
+                    yield f"{name} deterministic", result, expected
 
 
 def _latents(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
-    mixed, decodes = [(1, 40), (33, 50), (1, 1), (100, 300)], [(1, 1), (1, 16), (1, 2500), (1, 333)]
+    mix, decodes = [(1, 40), (33, 50), (1, 1), (100, 300)], [(1, 1), (1, 16), (1, 2500), (1, 333)]
     if TOY:
-        mixed, decodes = [(1, 21), (5, 9)], [(1, 3), (1, 300)]
-    latent, turned = (48, 16) if TOY else (512, 64)
+        mix, decodes = [(1, 21), (5, 9)], [(1, 3), (1, 300)]
+    latent, rope_dim = (48, 16) if TOY else (512, 64)
     for heads in (5,) if TOY else (16, 128):
-        for lengths, what in ((mixed, "mixed"), (decodes, "decode")):
-            query, cache, spans = latent_batch(lengths, heads, latent, turned, dtype)
-            wanted = paged_attention_ref(
+        for lengths, label in ((mix, "mixed"), (decodes, "decode")):
+            query, cache, spans = latent_batch(lengths, heads, latent, rope_dim, dtype)
+            expected = paged_attention_ref(
                 query.float(), cache.float(), spans, Scoring(0.1), latent=latent
             )
             for deterministic in (False, True):
                 how = " deterministic" if deterministic else ""
-                got = latent_attention_triton(
+                result = latent_attention_triton(
                     query, cache, spans, Scoring(0.1), latent, deterministic=deterministic
                 )
-                yield f"latents {what} {heads} heads{how}", got, wanted
+                yield f"latents {label} {heads} heads{how}", result, expected
         tokens = 33
-        turning, rows = randn(tokens, heads, turned, dtype=dtype), randn(tokens, 600, dtype=dtype)
-        rows = rows[:, -latent - turned :]
+        queries, rows = randn(tokens, heads, rope_dim, dtype=dtype), randn(tokens, 600, dtype=dtype)
+        rows = rows[:, -latent - rope_dim :]
         norm = NormWeights(1 + randn(latent, dtype=torch.float32), 1e-5)
         slots = torch.randperm(BLOCK_SIZE * len(cache), device=DEVICE)[:tokens]
-        turn = Rotation(*randn(2, tokens, turned, dtype=dtype))
-        got, wide = cache.clone(), cache.float()
-        turned_queries = plan_latent_store(turn, slots, got)(turning, rows, norm, got)
+        turn = Rotation(*randn(2, tokens, rope_dim, dtype=dtype))
+        result, wide = cache.clone(), cache.float()
+        turned_queries = plan_latent_store(turn, slots, result)(queries, rows, norm, result)
         wide_turn = Rotation(turn.cos.float(), turn.sin.float())
-        numbers = turning.float(), rows.float(), norm, wide_turn, wide, key_rows(slots, wide)
+        numbers = queries.float(), rows.float(), norm, wide_turn, wide, key_rows(slots, wide)
         yield f"store latents {heads} queries", turned_queries, store_latents_ref(*numbers)
-        yield f"store latents {heads} cache", got, wide
+        yield f"store latents {heads} cache", result, wide
 
 
 def _eight_bits() -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -122,14 +124,14 @@ def _eight_bits() -> Iterator[tuple[str, Tensor, Tensor]]:
     for shape in (HeadShape(8, 2, 64), HeadShape(32, 8, 128)):
         query, cache, spans = batch(lengths, shape, torch.bfloat16)
         cache = cache.to(FP8)
-        wanted = paged_attention_ref(query.float(), cache.float(), spans, Scoring(0.1))
-        got = paged_attention_triton(query, cache, spans, Scoring(0.1))
-        yield f"attention over fp8 {shape.head_dim}", got, wanted
+        expected = paged_attention_ref(query.float(), cache.float(), spans, Scoring(0.1))
+        result = paged_attention_triton(query, cache, spans, Scoring(0.1))
+        yield f"attention over fp8 {shape.head_dim}", result, expected
     query, cache, spans = latent_batch(lengths, 16, 512, 64, torch.bfloat16)
     cache = cache.to(FP8)
-    wanted = paged_attention_ref(query.float(), cache.float(), spans, Scoring(0.1), latent=512)
-    got = latent_attention_triton(query, cache, spans, Scoring(0.1), 512)
-    yield "latents of fp8", got, wanted
+    expected = paged_attention_ref(query.float(), cache.float(), spans, Scoring(0.1), latent=512)
+    result = latent_attention_triton(query, cache, spans, Scoring(0.1), 512)
+    yield "latents of fp8", result, expected
     if TOY:
         return  # the interpreter takes what is no number for one
     shape = HeadShape(32, 8, 128)
@@ -138,11 +140,11 @@ def _eight_bits() -> Iterator[tuple[str, Tensor, Tensor]]:
     for at, odd in enumerate((torch.nan, torch.inf, -torch.inf, 465.0, 0.001)):
         qkv[at :: len(slots) // 3, 5001 + at] = odd
     places, cache = Places(None, slots), cache.to(FP8)
-    kept = cache.clone()
-    rotate_and_store_ref(qkv, None, places, shape, kept, key_rows(slots, kept))
+    expected_cache = cache.clone()
+    rotate_and_store_ref(qkv, None, places, shape, expected_cache, key_rows(slots, expected_cache))
     plan_store(places, shape, cache)(qkv, None, cache)
-    stored, wanted = (each.float().nan_to_num(nan=1e4) for each in (cache, kept))
-    yield "stored in fp8", stored, wanted
+    values, expected = (numbers.float().nan_to_num(nan=1e4) for numbers in (cache, expected_cache))
+    yield "stored in fp8", values, expected
 
 
 def _small_ops(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -161,9 +163,9 @@ def _small_ops(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
             args.cache.float(),
             args.slots,
         )
-        query, wanted = _stored(args, shape), _stored(wide, shape, reference=True)
-        for name, got, right in zip(("queries", "cache"), query, wanted, strict=True):
-            yield f"rotate and store {shape.num_heads}x{shape.head_dim} {name}", got, right
+        outputs, expected = _stored(args, shape), _stored(wide, shape, reference=True)
+        for name, result, right in zip(("queries", "cache"), outputs, expected, strict=True):
+            yield f"rotate and store {shape.num_heads}x{shape.head_dim} {name}", result, right
 
 
 def _experts(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -176,12 +178,12 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
             def expert(number: int, rows: Tensor, up: Tensor = up, down: Tensor = down) -> Tensor:
                 return activate_ref(rows @ up[number].T, "silu_mul") @ down[number].T
 
-            each = [partial(expert, number) for number in range(num_experts)]
-            wanted = experts_ref(args.x.float(), each, args.chosen, args.shares)
+            experts = [partial(expert, number) for number in range(num_experts)]
+            expected = experts_ref(args.x.float(), experts, args.expert_ids, args.shares)
             mixture = ExpertsOnGpu(args.up, args.down, "silu_mul", deterministic=deterministic)
-            got = mixture.add(args.x, args.chosen, args.shares, torch.zeros_like(args.x))
+            result = mixture.add(args.x, args.expert_ids, args.shares, torch.zeros_like(args.x))
             how = ", deterministic" if deterministic else ""
-            yield f"experts, {tokens} tokens{how}", got, wanted
+            yield f"experts, {tokens} tokens{how}", result, expected
 
 
 def _eight_bit_experts() -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -197,19 +199,19 @@ def _eight_bit_experts() -> Iterator[tuple[str, Tensor, Tensor]]:
         def expert(
             number: int, rows: Tensor, up: Tensor = wide_up, down: Tensor = wide_down
         ) -> Tensor:
-            made = activate_ref(_widened(rows) @ up[number].T, "silu_mul")
-            return _widened(made) @ down[number].T
+            inner = activate_ref(_widened(rows) @ up[number].T, "silu_mul")
+            return _widened(inner) @ down[number].T
 
-        each = [partial(expert, number) for number in range(num_experts)]
-        wanted = experts_ref(args.x, each, args.chosen, args.shares)
+        experts = [partial(expert, number) for number in range(num_experts)]
+        expected = experts_ref(args.x, experts, args.expert_ids, args.shares)
         mixture = ExpertsOnGpu(
             up.view(args.up.shape),
             down.view(args.down.shape),
             "silu_mul",
             scales=(of_up.view(num_experts, -1), of_down.view(num_experts, -1)),
         )
-        got = mixture.add(args.x, args.chosen, args.shares, torch.zeros_like(args.x))
-        yield f"experts in fp8, {tokens} tokens", got, wanted
+        result = mixture.add(args.x, args.expert_ids, args.shares, torch.zeros_like(args.x))
+        yield f"experts in fp8, {tokens} tokens", result, expected
 
 
 def _widened(rows: Tensor) -> Tensor:
@@ -231,14 +233,14 @@ def _quantised() -> Iterator[tuple[str, Tensor, Tensor]]:
     weight = randn(out, wide) / wide**0.5
     for rows in (1, 33, 150):
         x = 100 * randn(rows, wide)
-        got, scales = quantise_rows(x)
+        result, scales = quantise_rows(x)
         numbers, of_numbers = quantise_rows_ref(x)
-        yield f"fp8 of {rows} rows", got.float() * scales, numbers.float() * of_numbers
-        other, of_other = quantise_rows_ref(weight)
-        wanted = (numbers.float() * of_numbers) @ (other.float() * of_other).t()
+        yield f"fp8 of {rows} rows", result.float() * scales, numbers.float() * of_numbers
+        narrow, of_narrow = quantise_rows_ref(weight)
+        expected = (numbers.float() * of_numbers) @ (narrow.float() * of_narrow).t()
         for deterministic in (False, True):
             how = ", deterministic" if deterministic else ""
-            yield f"fp8, {rows} rows{how}", Fp8Linear(weight, None, deterministic)(x), wanted
+            yield f"fp8, {rows} rows{how}", Fp8Linear(weight, None, deterministic)(x), expected
 
 
 def _samples() -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -248,13 +250,13 @@ def _samples() -> Iterator[tuple[str, Tensor, Tensor]]:
     ways["temperature"] = np.resize([0, 0.3, 1, 2], rows)
     ways["top_p"], ways["top_k"] = np.resize([1, 0.9, 0.5], rows), np.resize([0, 7, 0, 0, 50], rows)
     ways["min_p"], ways["seed"] = np.resize([0, 0, 0, 0, 0, 0, 0.05], rows), np.arange(rows)
-    for spread in (0.01, 3.0, 40.0):
-        logits, positions = spread * randn(rows, vocab, dtype=torch.float32), np.arange(rows)
-        wanted = SampleRef(ways, vocab, DEVICE)(logits.clone(), positions, None)
+    for scale in (0.01, 3.0, 40.0):
+        logits, positions = scale * randn(rows, vocab, dtype=torch.float32), np.arange(rows)
+        expected = SampleRef(ways, vocab, DEVICE)(logits.clone(), positions, None)
         yield (
-            f"sample, spread {spread:g}",
+            f"sample, spread {scale:g}",
             SampleOnGpu(ways, vocab, DEVICE)(logits, positions, None),
-            wanted,
+            expected,
         )
 
 

@@ -18,7 +18,7 @@ from penstock.loadtest.lab.gpu.figures import Figures
 from penstock.loadtest.lab.gpu.given import (
     DEVICE,
     GREEDY,
-    SAMPLED,
+    SAMPLING,
     SHAPES,
     TOP_P,
     TOY,
@@ -39,25 +39,25 @@ def engines(figures: Figures) -> None:
     for name, config in (TOY_SHAPES if TOY else SHAPES).items():
         with tempfile.TemporaryDirectory() as folder:
             _save(config, folder)
-            weights = sum(each.numel() for each in _weights(config)) * 2
+            weights = sum(weight.numel() for weight in _weights(config)) * 2
             kv = 4 * config["num_hidden_layers"] * config["num_key_value_heads"]
             kv *= config["head_dim"]
             for how, options in WAYS.items():
                 engine = _engine(folder, max(counts), context, **options)
-                others = (SAMPLED, TOP_P) if options["async_scheduling"] else ()
+                sampling_params = (SAMPLING, TOP_P) if options["async_scheduling"] else ()
                 for count, params in [
                     *((count, GREEDY) for count in counts),
-                    *((max(counts), params) for params in others),
+                    *((max(counts), params) for params in sampling_params),
                 ]:
-                    took = _decoding(engine, count, context, params)
-                    least = (weights + count * context * kv) / figures.copy_bytes_per_s
-                    least = max(least, weights * count / figures.flops)
-                    note = f"{count / took:,.0f} tokens/s, bound {1e3 * least:.2f} ms"
+                    step_s = _decoding(engine, count, context, params)
+                    least_s = (weights + count * context * kv) / figures.copy_bytes_per_s
+                    least_s = max(least_s, weights * count / figures.flops)
+                    note = f"{count / step_s:,.0f} tokens/s, bound {1e3 * least_s:.2f} ms"
                     label = f"{name}, {count} x {context}, {how}{params['kind']}"
-                    figures.add("engine", label, 1e3 * took, "ms", least / took, note)
+                    figures.add("engine", label, 1e3 * step_s, "ms", least_s / step_s, note)
                     if params is GREEDY and not TOY:
-                        busy = _busy(engine, count, context)
-                        figures.add("engine", f"{label}, device idle", 1 - busy / took, "share")
+                        busy_s = _busy(engine, count, context)
+                        figures.add("engine", f"{label}, device idle", 1 - busy_s / step_s, "share")
                 del engine
                 empty()
 
@@ -66,7 +66,7 @@ def _weights(config: dict[str, Any]) -> list[Tensor]:
     """The weights that a step reads, without memory."""
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
-    return [each for name, each in model.named_parameters() if "embed" not in name] + (
+    return [weight for name, weight in model.named_parameters() if "embed" not in name] + (
         [model.lm_head.weight] if config["tie_word_embeddings"] else []
     )
 
@@ -74,25 +74,25 @@ def _weights(config: dict[str, Any]) -> list[Tensor]:
 def _decoding(engine: Engine, count: int, context: int, params: dict[str, Any]) -> float:
     """Return the seconds of a step, the median, of `count` sequences of `context` tokens."""
     steps = _begin(engine, count, context, params)
-    took = []
+    times_s = []
     for _ in range(steps):
         begin_s = time.perf_counter()
         outputs = engine.step()
-        took.append(time.perf_counter() - begin_s)
+        times_s.append(time.perf_counter() - begin_s)
         assert len(outputs) == count, outputs[:1]
     _end(engine, count)
-    return median(took)
+    return median(times_s)
 
 
 def _busy(engine: Engine, count: int, context: int) -> float:
     """Return the seconds of a step in which the device computes or copies."""
     steps = _begin(engine, count, context, GREEDY) // 4
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(steps):
             engine.step()
         torch.cuda.synchronize()
     _end(engine, count)
-    times = [each.device_time for each in profiled.events() if each.device_type.name == "CUDA"]
+    times = [event.device_time for event in profiler.events() if event.device_type.name == "CUDA"]
     return sum(times) / 1e6 / steps
 
 
@@ -123,14 +123,14 @@ def prompts(figures: Figures) -> None:
             _save(config, folder)
             length = 64 if TOY else 8192
             engine = _engine(folder, 8, length, enforce_eager=True)
-            flops = 2 * length * sum(each.numel() for each in _weights(config))
+            flops = 2 * length * sum(weight.numel() for weight in _weights(config))
             flops += (
                 2
                 * length**2
                 * config["num_hidden_layers"]
                 * (config["num_attention_heads"] * config["head_dim"])
             )
-            took = []
+            times_s = []
             for turn in range(1 if TOY else 3):
                 params = SamplingParams(temperature=0, max_tokens=1)
                 ids = [10 + (13 * turn + 7 * at) % 400 for at in range(length - 8)]
@@ -138,8 +138,8 @@ def prompts(figures: Figures) -> None:
                 begin_s = time.perf_counter()
                 while not engine.step():
                     pass
-                took.append(time.perf_counter() - begin_s)
-            seconds = median(took)
+                times_s.append(time.perf_counter() - begin_s)
+            seconds = median(times_s)
             share = flops / seconds / figures.flops
             note = f"{length / seconds:,.0f} tokens/s"
             label = f"{name}, a prompt of {length} tokens"
@@ -170,8 +170,8 @@ def beside_transformers(figures: Figures) -> None:
             rates["transformers"] = _rate(partial(_generate, model, inputs, ends))
             del model
             empty()
-        for who, rate in rates.items():
-            label = f"{name}, {count} x {prompt} + {tokens} tokens, {who}"
+        for library, rate in rates.items():
+            label = f"{name}, {count} x {prompt} + {tokens} tokens, {library}"
             figures.add("beside", label, rate, "tokens/s", rate / rates["transformers"])
 
 
@@ -186,8 +186,8 @@ def _random_model(folder: str) -> Any:
 
 def _generate(model: Any, inputs: list[list[int]], ends: Any) -> int:
     with torch.inference_mode(False), torch.no_grad():  # its thread is in no such mode
-        found = model.generate_batch(inputs=inputs, generation_config=ends)
-    return sum(len(each.generated_tokens) for each in found.values())
+        answers = model.generate_batch(inputs=inputs, generation_config=ends)
+    return sum(len(answer.generated_tokens) for answer in answers.values())
 
 
 def _answer(engine: Engine, inputs: list[list[int]], tokens: int) -> int:
@@ -235,9 +235,9 @@ def same_text(figures: Figures) -> None:
 
 
 def _text(
-    engine: Engine, prompt: list[int], completion: list[int], params: SamplingParams, others: int
+    engine: Engine, prompt: list[int], completion: list[int], params: SamplingParams, extra: int
 ) -> list[int]:
-    for seq in range(others):
+    for seq in range(extra):
         engine.add(AddSequence(f"other {seq}", prompt[seq + 1 :], params))
     engine.add(AddSequence("it", prompt, params, seed=7, completion=completion))
     tokens = []

@@ -33,5 +33,5 @@ class Figures:
     ) -> None:
         row = Figure(part, name, value, unit, share, note)
         self.rows.append(row)
-        shown = "" if share is None else f"{share:6.0%}"
-        print(f"{part:9} {name:46} {value:10.4g} {unit:8} {shown:>6}  {note}", flush=True)
+        percent = "" if share is None else f"{share:6.0%}"
+        print(f"{part:9} {name:46} {value:10.4g} {unit:8} {percent:>6}  {note}", flush=True)

@@ -55,7 +55,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True, "async_scheduling": False},
 }
 GREEDY: dict[str, Any] = {"temperature": 0.0, "kind": ""}
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "kind": ", sampled"}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "kind": ", sampled"}
 TOP_P: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "kind": ", top_p 0.95"}
 
 
@@ -83,7 +83,7 @@ class ExpertRows(NamedTuple):
     x: Tensor
     up: Tensor
     down: Tensor
-    chosen: Tensor
+    expert_ids: Tensor
     shares: Tensor
 
 
@@ -91,12 +91,12 @@ def random_experts(
     tokens: int, num_experts: int, num_chosen: int, hidden: int, width: int, dtype: torch.dtype
 ) -> ExpertRows:
     """Return rows of which each has experts of its own."""
-    chosen = randn(tokens, num_experts, dtype=torch.float32).topk(num_chosen, -1).indices
+    expert_ids = randn(tokens, num_experts, dtype=torch.float32).topk(num_chosen, -1).indices
     return ExpertRows(
         randn(tokens, hidden, dtype=dtype),
         randn(num_experts, 2 * width, hidden, dtype=dtype) / hidden**0.5,
         randn(num_experts, hidden, width, dtype=dtype) / width**0.5,
-        chosen.to(torch.int32),
+        expert_ids.to(torch.int32),
         randn(tokens, num_chosen, dtype=torch.float32).softmax(-1),
     )
 
@@ -110,12 +110,14 @@ def batch(
     lengths: Sequence[tuple[int, int]], shape: HeadShape, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Spans]:
     """Return queries, a cache with blocks dealt at random, and spans of (query, context) tokens."""
-    needed = [-(-context // BLOCK_SIZE) for _, context in lengths]
-    order = (torch.randperm(sum(needed), device=DEVICE) + 1).to(torch.int32)
-    tables = torch.zeros((len(lengths), max(needed)), dtype=torch.int32, device=DEVICE)
-    for row, part in enumerate(torch.split(order, needed)):
+    block_counts = [-(-context // BLOCK_SIZE) for _, context in lengths]
+    order = (torch.randperm(sum(block_counts), device=DEVICE) + 1).to(torch.int32)
+    tables = torch.zeros((len(lengths), max(block_counts)), dtype=torch.int32, device=DEVICE)
+    for row, part in enumerate(torch.split(order, block_counts)):
         tables[row, : len(part)] = part
-    cache = randn(sum(needed) + 1, shape.num_kv_heads, 2, BLOCK_SIZE, shape.head_dim, dtype=dtype)
+    cache = randn(
+        sum(block_counts) + 1, shape.num_kv_heads, 2, BLOCK_SIZE, shape.head_dim, dtype=dtype
+    )
     starts = torch.tensor([0] + [query for query, _ in lengths]).cumsum(0)
     spans = Spans(
         starts.to(DEVICE, torch.int32),
@@ -128,10 +130,10 @@ def batch(
 
 
 def latent_batch(
-    lengths: Sequence[tuple[int, int]], heads: int, latent: int, turned: int, dtype: torch.dtype
+    lengths: Sequence[tuple[int, int]], heads: int, latent: int, rope_dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Spans]:
     """Return the same with a cache of latents, each with the turned part of its key behind it."""
-    query, cache, spans = batch(lengths, HeadShape(heads, 1, latent + turned), dtype)
+    query, cache, spans = batch(lengths, HeadShape(heads, 1, latent + rope_dim), dtype)
     return query, cache[:, :, :1].contiguous(), spans
 
 
@@ -154,12 +156,12 @@ def timed(calls: Sequence[Callable[[], Any]]) -> float:
     with torch.cuda.graph(graph):
         for call in islice(cycle(calls), count):
             call()
-    took = []
+    times_s = []
     for _ in range(_REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
         begin.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        took.append(begin.elapsed_time(end) / 1e3 / count)
-    return median(took)
+        times_s.append(begin.elapsed_time(end) / 1e3 / count)
+    return median(times_s)

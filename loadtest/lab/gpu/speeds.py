@@ -58,46 +58,46 @@ def attention_speed(figures: Figures) -> None:
     shape = LLAMA_8B
     bytes_of_token = 2 * shape.num_kv_heads * shape.head_dim * 2
     for seqs, context in ((2, 64),) if TOY else ((64, 8192), (256, 1024)):
-        took = timed([_attention(shape, [(1, context)] * seqs, FP8) for _ in range(4)])
-        least = seqs * context * bytes_of_token / 2 / figures.copy_bytes_per_s
+        time_s = timed([_attention(shape, [(1, context)] * seqs, FP8) for _ in range(4)])
+        least_s = seqs * context * bytes_of_token / 2 / figures.copy_bytes_per_s
         name = f"decode over fp8, {seqs} sequences of {context} tokens"
-        figures.add("attention", name, 1e6 * took, "us", least / took)
+        figures.add("attention", name, 1e6 * time_s, "us", least_s / time_s)
     for seqs in (1, 2) if TOY else (1, 8, 64, 256):
         for context in (64,) if TOY else (1024, 8192, 32_768):
             sets = max(1, min(8, POOL_BYTES // (seqs * context * bytes_of_token)))
             calls = [_attention(shape, [(1, context)] * seqs) for _ in range(sets)]
-            took = timed(calls)
-            least = seqs * context * bytes_of_token / figures.copy_bytes_per_s
+            time_s = timed(calls)
+            least_s = seqs * context * bytes_of_token / figures.copy_bytes_per_s
             name = f"decode, {seqs} sequences of {context} tokens"
-            figures.add("attention", name, 1e6 * took, "us", least / took)
+            figures.add("attention", name, 1e6 * time_s, "us", least_s / time_s)
             del calls
     for length in (32,) if TOY else (2048, 8192):
         for before in (0, 3 * length):
-            took = timed([_attention(shape, [(length, before + length)])])
+            time_s = timed([_attention(shape, [(length, before + length)])])
             pairs = length * before + length * (length + 1) / 2
             flops = 4 * pairs * shape.num_heads * shape.head_dim
             name = f"prefill, {length} tokens after {before}"
-            rate = flops / took
+            rate = flops / time_s
             figures.add("attention", name, rate / 1e12, "TFLOP/s", rate / figures.flops)
 
 
 def latents_speed(figures: Figures) -> None:
     """Time attention over latents: by their bytes, or by its products where these take longer."""
-    latent, turned = (48, 16) if TOY else (512, 64)
-    scoring, bytes_of_token = Scoring(0.1), 2 * (latent + turned)
+    latent, rope_dim = (48, 16) if TOY else (512, 64)
+    scoring, bytes_of_token = Scoring(0.1), 2 * (latent + rope_dim)
     for heads in (4,) if TOY else (16, 128):
         for seqs, context in ((2, 64),) if TOY else ((1, 8192), (64, 8192), (256, 1024)):
             calls = []
             for _ in range(max(1, min(8, POOL_BYTES // (seqs * context * bytes_of_token)))):
                 query, cache, spans = latent_batch(
-                    [(1, context)] * seqs, heads, latent, turned, torch.bfloat16
+                    [(1, context)] * seqs, heads, latent, rope_dim, torch.bfloat16
                 )
                 calls.append(partial(latent_attention_triton, query, cache, spans, scoring, latent))
-            took = timed(calls)
-            read = seqs * context * bytes_of_token / figures.copy_bytes_per_s
-            computed = 2 * seqs * context * heads * (2 * latent + turned) / figures.flops
+            time_s = timed(calls)
+            read_s = seqs * context * bytes_of_token / figures.copy_bytes_per_s
+            compute_s = 2 * seqs * context * heads * (2 * latent + rope_dim) / figures.flops
             name = f"decode, {seqs} x {context} tokens, {heads} heads"
-            figures.add("latents", name, 1e6 * took, "us", max(read, computed) / took)
+            figures.add("latents", name, 1e6 * time_s, "us", max(read_s, compute_s) / time_s)
             del calls
             empty()
 
@@ -124,9 +124,9 @@ def small_ops_speed(figures: Figures) -> None:
         ("rotate and store", *stores[0]),
         ("rotate and store, heads normalised", *stores[1]),
     ):
-        took = timed(calls)
-        least = 2 * count / figures.copy_bytes_per_s
-        figures.add("small ops", f"{name}, {tokens} tokens", 1e6 * took, "us", least / took)
+        time_s = timed(calls)
+        least_s = 2 * count / figures.copy_bytes_per_s
+        figures.add("small ops", f"{name}, {tokens} tokens", 1e6 * time_s, "us", least_s / time_s)
 
 
 def experts_speed(figures: Figures) -> None:
@@ -135,12 +135,12 @@ def experts_speed(figures: Figures) -> None:
         for tokens in (2, 40) if TOY else (1, 16, 256, 4096):
             args = random_experts(tokens, num_experts, num_chosen, hidden, width, torch.bfloat16)
             mixture, residual = ExpertsOnGpu(args.up, args.down, "silu_mul"), randn(tokens, hidden)
-            took = timed([partial(mixture.add, args.x, args.chosen, args.shares, residual)])
+            time_s = timed([partial(mixture.add, args.x, args.expert_ids, args.shares, residual)])
             weight = 3 * hidden * width
-            read = 2 * weight * len(args.chosen.unique()) / figures.copy_bytes_per_s
-            computed = 2 * weight * args.chosen.numel() / figures.flops
+            read_s = 2 * weight * len(args.expert_ids.unique()) / figures.copy_bytes_per_s
+            compute_s = 2 * weight * args.expert_ids.numel() / figures.flops
             label = f"{name}, {tokens} tokens"
-            figures.add("experts", label, 1e6 * took, "us", max(read, computed) / took)
+            figures.add("experts", label, 1e6 * time_s, "us", max(read_s, compute_s) / time_s)
             del args, mixture
             empty()
 
@@ -153,12 +153,12 @@ def quantised_speed(figures: Figures) -> None:
         x = randn(rows, hidden)
         for name, bits in (("bf16", 16), ("int8", 8), ("int4_g128", 4), ("fp8", 8)):
             calls = [partial(_product(weight, name), x) for weight in weights]
-            took = timed(calls)
-            least = width * hidden * bits / 8 / figures.copy_bytes_per_s
+            time_s = timed(calls)
+            least_s = width * hidden * bits / 8 / figures.copy_bytes_per_s
             rate = figures.flops * (2 if name == "fp8" else 1)
-            least = max(least, 2 * rows * width * hidden / rate)
+            least_s = max(least_s, 2 * rows * width * hidden / rate)
             label = f"{width} x {hidden}, {rows} rows, {name}"
-            figures.add("bits", label, 1e6 * took, "us", least / took)
+            figures.add("bits", label, 1e6 * time_s, "us", least_s / time_s)
 
 
 def _product(weight: Tensor, name: str) -> Callable[[Tensor], Tensor]:

@@ -71,37 +71,37 @@ def limit_tokens_per_s(
     weight_bytes = weights * _WEIGHT_BYTES[shape.quantization]
     read_bytes_per_s = speeds.read_bytes_per_s(weight_bytes)
     while waiting or running:
-        tokens, attended = len(running), sum(one.context for one in running)
+        tokens, pairs = len(running), sum(seq.context for seq in running)
         while waiting and len(running) < concurrency:
             request = waiting.pop()
-            shared = _num_shared(first, request.ids)
-            known = shared if request.ids is not first else 0
+            num_shared = _num_shared(first, request.ids)
+            num_cached = num_shared if request.ids is not first else 0
             num_prompt = len(request.ids)
-            tokens += num_prompt - known
-            attended += (num_prompt**2 - known**2) // 2
-            running.append(_Running(num_prompt, shared, request.max_tokens))
-        distinct = sum(one.context - one.shared for one in running)
-        distinct += max(one.shared for one in running)
+            tokens += num_prompt - num_cached
+            pairs += (num_prompt**2 - num_cached**2) // 2
+            running.append(_Running(num_prompt, num_shared, request.max_tokens))
+        distinct = sum(seq.context - seq.num_shared for seq in running)
+        distinct += max(seq.num_shared for seq in running)
         num_bytes = weight_bytes + shape.kv_bytes * distinct
         flops = 2 * shape.layer_parameters * tokens + 2 * shape.head_parameters * len(running)
-        flops += 4 * shape.attention_width * attended
+        flops += 4 * shape.attention_width * pairs
         took_s += max(num_bytes / read_bytes_per_s, flops / flops_per_s)
-        for one in running:
-            one.context += 1
-            one.left -= 1
-        running = [one for one in running if one.left]
+        for seq in running:
+            seq.context += 1
+            seq.num_left -= 1
+        running = [seq for seq in running if seq.num_left]
     return sum(request.max_tokens for request in requests) / took_s
 
 
 @dataclass(slots=True)
 class _Running:
     context: int
-    shared: int  # tokens of the context that are shared with the first prompt of all
-    left: int  # tokens to make
+    num_shared: int  # tokens of the context that are shared with the first prompt of all
+    num_left: int  # tokens to make
 
 
-def _num_shared(first: list[int], other: list[int]) -> int:
-    pairs = zip(first, other, strict=False)
+def _num_shared(first: list[int], second: list[int]) -> int:
+    pairs = zip(first, second, strict=False)
     return next(
-        (place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(other))
+        (place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second))
     )

@@ -27,23 +27,23 @@ class Busy:
 @contextmanager
 def busy(share: float) -> Iterator[Busy]:
     """Run neighbours that want this share of all cores together, until the block ends."""
-    got, begin_s = Busy(), time.monotonic()
+    usage, begin_s = Busy(), time.monotonic()
     cores = os.cpu_count() or 1
     of_one_core = share * cores
     shares = [1.0] * int(of_one_core) + [of_one_core % 1]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "penstock.loadtest.lab.machine.neighbour", str(each)],
+            [sys.executable, "-m", "penstock.loadtest.lab.machine.neighbour", str(part)],
             preexec_fn=end_with_parent,
         )
-        for each in shares
-        if each
+        for part in shares
+        if part
     ]
     try:
-        yield got
+        yield usage
     finally:
         used_s = sum(cpu_s(process.pid) for process in processes)
-        got.share = used_s / (time.monotonic() - begin_s) / cores
+        usage.share = used_s / (time.monotonic() - begin_s) / cores
         for process in processes:
             process.kill()
             process.wait()

@@ -49,13 +49,13 @@ class Speeds:
         """Return the speed for far more memory than the caches hold."""
         return self.reads[max(self.reads)]
 
-    def at_least(self, other: "Speeds") -> "Speeds":
+    def at_least(self, speeds: "Speeds") -> "Speeds":
         """Return the better of each figure: what a neighbour took is no limit of the machine."""
-        sizes = self.reads | other.reads
+        sizes = self.reads | speeds.reads
         return Speeds(
-            {size: max(self.reads.get(size, 0), other.reads.get(size, 0)) for size in sizes},
-            max(self.flops_per_s, other.flops_per_s),
-            max(self.int8_flops_per_s, other.int8_flops_per_s),
+            {size: max(self.reads.get(size, 0), speeds.reads.get(size, 0)) for size in sizes},
+            max(self.flops_per_s, speeds.flops_per_s),
+            max(self.int8_flops_per_s, speeds.int8_flops_per_s),
         )
 
 
@@ -88,12 +88,12 @@ def _loops() -> ctypes.CDLL | None:
 
 
 def _read_bytes_per_s(loops: ctypes.CDLL | None, memory: torch.Tensor) -> float:
-    found = len(memory) / _least_s(memory.view(torch.int64).sum)
+    torch_bytes_per_s = len(memory) / _least_s(memory.view(torch.int64).sum)
     if loops is None:
-        return found
+        return torch_bytes_per_s
     place, threads = (memory.data_ptr(), len(memory)), torch.get_num_threads()
     ways = [loops.reads_per_s(*place, threads, _PASSES, way) for way in range(_WAYS)]
-    return float(max(found, *ways))
+    return float(max(torch_bytes_per_s, *ways))
 
 
 def _of_products() -> tuple[float, float]:
@@ -101,8 +101,8 @@ def _of_products() -> tuple[float, float]:
     x, weight = torch.randn(_ROWS, _INNER).bfloat16(), torch.randn(_COLUMNS, _INNER).bfloat16()
     products, of_int8 = _products(x, weight)
     flops = 2 * _ROWS * _INNER * _COLUMNS
-    found = max(flops / _least_s(product) for product in products)
-    return found, max([found, *(flops / _least_s(product) for product in of_int8)])
+    best = max(flops / _least_s(product) for product in products)
+    return best, max([best, *(flops / _least_s(product) for product in of_int8)])
 
 
 def _products(
@@ -116,10 +116,10 @@ def _products(
         products.append(lambda: x @ weight.T)
     ops = panel_ops(weight, PACKINGS["bf16"])
     if ops is not None:
-        few = x[:64].contiguous()
-        for packing, found in (("bf16", products), ("int8", of_int8)):
+        rows = x[:64].contiguous()
+        for packing, ways in (("bf16", products), ("int8", of_int8)):
             panels = PanelLinear(ops, weight, None, PACKINGS[packing])
-            found += [partial(panels, x), partial(_repeat, partial(panels, few), len(x) // 64)]
+            ways += [partial(panels, x), partial(_repeat, partial(panels, rows), len(x) // 64)]
     return products, of_int8
 
 
@@ -129,9 +129,9 @@ def _repeat(product: Callable[[], object], count: int) -> None:
 
 
 def _least_s(work: Callable[[], object]) -> float:
-    took = []
+    times_s = []
     for _ in range(_TRIES):
         begin_s = time.perf_counter()
         work()
-        took.append(time.perf_counter() - begin_s)
-    return min(took)
+        times_s.append(time.perf_counter() - begin_s)
+    return min(times_s)

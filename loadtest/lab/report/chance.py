@@ -15,13 +15,13 @@ def ttft_ratio_range(
     It is the percentile bootstrap: B. Efron, R. Tibshirani, An Introduction to the Bootstrap, 1993.
     """
     draw = np.random.default_rng(0)
-    drawn = [
+    draws = [
         np.percentile(
-            draw.choice(each.latencies_ms("ttft") or [1.0], (_DRAWS, len(each.completed) or 1)),
+            draw.choice(side.latencies_ms("ttft") or [1.0], (_DRAWS, len(side.completed) or 1)),
             percent,
             axis=1,
         )
-        for each in (alone, beside)
+        for side in (alone, beside)
     ]
-    low, high = np.percentile(drawn[1] / drawn[0], (2.5, 97.5))
+    low, high = np.percentile(draws[1] / draws[0], (2.5, 97.5))
     return float(low), float(high)

@@ -23,15 +23,15 @@ _LIBRARIES = ("penstock", "torch", "transformers")
 class Round:
     """One round of one engine: its measurement, or the reason why it failed."""
 
-    found: Measurement | None
-    others: float  # share of the CPU that others used
+    measurement: Measurement | None
+    others_share: float  # share of the CPU that others used
     peak_bytes: int
     failure: str = ""
     neighbour: float = 0.0  # share of the CPU that the requested neighbour got
 
     @property
     def tokens_per_s(self) -> float:
-        return self.found.tokens_per_s if self.found else 0.0
+        return self.measurement.tokens_per_s if self.measurement else 0.0
 
 
 @dataclass(slots=True)
@@ -43,14 +43,16 @@ class Row:
     @property
     def middle(self) -> Round:
         """Return the round with the median throughput; of an even number the worse one."""
-        return sorted(self.rounds, key=lambda each: each.tokens_per_s)[(len(self.rounds) - 1) // 2]
+        return sorted(self.rounds, key=lambda run: run.tokens_per_s)[(len(self.rounds) - 1) // 2]
 
-    def times(self, other: "Row") -> str:
-        """Return how many times the other's throughput it has, round by round, with the spread."""
-        pairs = zip(self.rounds, other.rounds, strict=False)
-        ratios = [one.tokens_per_s / two.tokens_per_s for one, two in pairs if two.tokens_per_s]
-        spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
-        return f"{median(ratios):.2f}{spread} times"
+    def times(self, row: "Row") -> str:
+        """Return how many times the other row's throughput it has, by rounds, with the spread."""
+        pairs = zip(self.rounds, row.rounds, strict=False)
+        ratios = [
+            own.tokens_per_s / rival.tokens_per_s for own, rival in pairs if rival.tokens_per_s
+        ]
+        span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+        return f"{median(ratios):.2f}{span} times"
 
 
 @dataclass(slots=True)
@@ -111,26 +113,26 @@ def show(console: Console, section: Section) -> None:
     for line in section.lines:
         console.print(f"  {line}", highlight=False)
     for row in section.rows:
-        for each in row.rounds:
-            errors = [each.failure] if each.found is None else each.found.errors
+        for run in row.rounds:
+            errors = [run.failure] if run.measurement is None else run.measurement.errors
             for error in sorted({error for error in errors if error}):
                 console.print(f"  {row.name}: {errors.count(error)} failed: {error}", markup=False)
     console.print()
 
 
-def _figures(one: Round, limit: float | None) -> list[str]:
-    found = one.found
-    if found is None or not found.completed:
-        return ["failed", *[""] * 8, f"{one.others:.0%}"]
+def _figures(run: Round, limit: float | None) -> list[str]:
+    measurement = run.measurement
+    if measurement is None or not measurement.completed:
+        return ["failed", *[""] * 8, f"{run.others_share:.0%}"]
     return [
-        f"{found.tokens_per_s:,.0f}",
+        f"{measurement.tokens_per_s:,.0f}",
         "" if limit is None else f"{limit:,.0f}",
-        "" if limit is None else f"{found.tokens_per_s / limit:.0%}",
-        *(_ms(found.ttft_ms(percent)) for percent in (50, 99)),
-        *(_ms(found.itl_ms(percent)) for percent in (50, 99)),
-        f"{found.start_s:.1f}" if found.start_s else "",
-        f"{one.peak_bytes / 1e6:,.0f}" if one.peak_bytes else "",
-        f"{one.others:.0%}",
+        "" if limit is None else f"{measurement.tokens_per_s / limit:.0%}",
+        *(_ms(measurement.ttft_ms(percent)) for percent in (50, 99)),
+        *(_ms(measurement.itl_ms(percent)) for percent in (50, 99)),
+        f"{measurement.start_s:.1f}" if measurement.start_s else "",
+        f"{run.peak_bytes / 1e6:,.0f}" if run.peak_bytes else "",
+        f"{run.others_share:.0%}",
     ]
 
 
@@ -140,7 +142,7 @@ def _ms(value: float) -> str:
 
 def write_results(path: Path, speeds: Speeds, sections: Sequence[Section]) -> None:
     """Write the figures, with date, machine and the CPU that others used, but no host name."""
-    written = {
+    result = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": description(),
         "read_bytes_per_s": speeds.memory_bytes_per_s,
@@ -151,7 +153,7 @@ def write_results(path: Path, speeds: Speeds, sections: Sequence[Section]) -> No
         "limit": CAPTION,
         "cases": [_case(section) for section in sections],
     }
-    path.write_text(json.dumps(written, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _version(name: str) -> str | None:
@@ -172,23 +174,23 @@ def _case(section: Section) -> dict[str, object]:
 
 
 def _engine(row: Row, limit: float | None) -> dict[str, object]:
-    one = row.middle
-    written: dict[str, object] = {
+    middle = row.middle
+    figures: dict[str, object] = {
         "name": row.name,
-        "output_throughput_of_rounds": [each.tokens_per_s for each in row.rounds],
-        "cpu_used_by_others_of_rounds": [each.others for each in row.rounds],
-        "failures": [each.failure for each in row.rounds if each.failure],
+        "output_throughput_of_rounds": [run.tokens_per_s for run in row.rounds],
+        "cpu_used_by_others_of_rounds": [run.others_share for run in row.rounds],
+        "failures": [run.failure for run in row.rounds if run.failure],
     }
-    if one.found is None:
-        return written
-    return written | {
-        "completed": len(one.found.completed),
-        "failed": len(one.found.errors),
-        "total_output_tokens": one.found.num_tokens,
-        "output_throughput": one.found.tokens_per_s,
+    if middle.measurement is None:
+        return figures
+    return figures | {
+        "completed": len(middle.measurement.completed),
+        "failed": len(middle.measurement.errors),
+        "total_output_tokens": middle.measurement.num_tokens,
+        "output_throughput": middle.measurement.tokens_per_s,
         "limit_tokens_per_s": limit,
-        "fraction_of_limit": None if limit is None else one.found.tokens_per_s / limit,
-        "start_s": one.found.start_s or None,
-        "peak_resident_bytes": one.peak_bytes or None,
-        **one.found.summary(("ttft", "itl", "tpot"), _PERCENTILES),
+        "fraction_of_limit": None if limit is None else middle.measurement.tokens_per_s / limit,
+        "start_s": middle.measurement.start_s or None,
+        "peak_resident_bytes": middle.peak_bytes or None,
+        **middle.measurement.summary(("ttft", "itl", "tpot"), _PERCENTILES),
     }

@@ -32,7 +32,7 @@ class Flood:
         self.http = http
         self.model = model
         self.receiver = receiver
-        self.answered = self.refused = 0
+        self.num_answered = self.num_refused = 0
         self.has_begun = asyncio.Event()
 
     async def readers(self) -> None:
@@ -78,12 +78,12 @@ class Flood:
             try:
                 answer = await call()
             except httpx.HTTPError:
-                self.refused += 1
+                self.num_refused += 1
                 await asyncio.sleep(_PAUSE_S)
                 continue
             self.has_begun.set()
-            self.answered += answer.is_success
-            self.refused += not answer.is_success
+            self.num_answered += answer.is_success
+            self.num_refused += not answer.is_success
             if not answer.is_success:
                 await asyncio.sleep(_PAUSE_S)
 
@@ -102,21 +102,21 @@ async def _run(kind: str, url: str, receiver: str) -> Flood:
     async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=600) as http:
         models = (await http.get("/v1/models")).json()["data"]
         flood = Flood(http, models[0]["id"], receiver)
-        flooding = asyncio.ensure_future(KINDS[kind](flood))
-        begun = asyncio.create_task(flood.has_begun.wait())
-        await asyncio.wait({flooding, begun}, return_when=asyncio.FIRST_COMPLETED)
-        if flooding.done():
-            raise CannotMeasure(f"{kind}: {flooding.exception()}")
+        flood_task = asyncio.ensure_future(KINDS[kind](flood))
+        begin_task = asyncio.create_task(flood.has_begun.wait())
+        await asyncio.wait({flood_task, begin_task}, return_when=asyncio.FIRST_COMPLETED)
+        if flood_task.done():
+            raise CannotMeasure(f"{kind}: {flood_task.exception()}")
         print(BEGAN, flush=True)
         await asyncio.to_thread(sys.stdin.read)
-        flooding.cancel()
-        await asyncio.gather(flooding, return_exceptions=True)
+        flood_task.cancel()
+        await asyncio.gather(flood_task, return_exceptions=True)
     return flood
 
 
 def main() -> int:
     flood = asyncio.run(_run(*sys.argv[1:]))
-    print(json.dumps({"answered": flood.answered, "refused": flood.refused}))
+    print(json.dumps({"answered": flood.num_answered, "refused": flood.num_refused}))
     return 0
 
 

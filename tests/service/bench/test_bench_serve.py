@@ -121,7 +121,7 @@ def test_each_way_to_fail_has_its_words_and_costs_no_other_request(
         found = asyncio.run(drive(server, "x", [Request("Hello", 5)] * 2, Way()))
     assert [words in error for error in found.errors] == ([True, True] if words else [])
     lost = 4 if name in ("cut", "ended early", "broken in the middle") else 0  # one piece came
-    assert found.token_errors == TokenErrors(lost=2 * lost)
+    assert found.token_errors == TokenErrors(num_lost=2 * lost)
     if not words:
         counted = 5 if name == "whole" else 3
         assert [len(one.tokens_s) for one in found.completed] == [3, 3]

@@ -43,16 +43,16 @@ A, BC, NONE, D, LAST = (SeenPiece(delta.id, delta.text) for delta in LOG)
     [
         ([A, BC, NONE, D, LAST], TokenErrors()),
         ([A, BC, D, LAST], TokenErrors()),  # an event without text need not be shown
-        ([A, NONE, D, LAST], TokenErrors(lost=2, foreign=0)),
-        ([A, BC, NONE, LAST], TokenErrors(lost=1)),
-        ([A, BC, NONE, D], TokenErrors(lost=1)),
-        ([BC, NONE, D, LAST], TokenErrors(lost=1)),
-        ([], TokenErrors(lost=6)),
-        ([A, BC, BC, NONE, D, LAST], TokenErrors(repeated=2)),
-        ([A, BC, NONE, D, LAST, LAST], TokenErrors(repeated=1)),
-        ([A, SeenPiece(BC.id, "bx"), NONE, D, LAST], TokenErrors(foreign=2)),
-        ([A, BC, NONE, SeenPiece("5-00000000", "d"), LAST], TokenErrors(lost=1, foreign=1)),
-        ([A, BC, NONE, D, LAST, SeenPiece("", "z")], TokenErrors(foreign=1)),
+        ([A, NONE, D, LAST], TokenErrors(num_lost=2, num_foreign=0)),
+        ([A, BC, NONE, LAST], TokenErrors(num_lost=1)),
+        ([A, BC, NONE, D], TokenErrors(num_lost=1)),
+        ([BC, NONE, D, LAST], TokenErrors(num_lost=1)),
+        ([], TokenErrors(num_lost=6)),
+        ([A, BC, BC, NONE, D, LAST], TokenErrors(num_repeated=2)),
+        ([A, BC, NONE, D, LAST, LAST], TokenErrors(num_repeated=1)),
+        ([A, SeenPiece(BC.id, "bx"), NONE, D, LAST], TokenErrors(num_foreign=2)),
+        ([A, BC, NONE, SeenPiece("5-00000000", "d"), LAST], TokenErrors(num_lost=1, num_foreign=1)),
+        ([A, BC, NONE, D, LAST, SeenPiece("", "z")], TokenErrors(num_foreign=1)),
     ],
 )
 def test_a_stream_is_held_against_the_log(seen: list[SeenPiece], wrong: TokenErrors) -> None:
@@ -61,15 +61,15 @@ def test_a_stream_is_held_against_the_log(seen: list[SeenPiece], wrong: TokenErr
 
 
 def test_a_log_that_is_short_or_has_a_hole_has_lost_tokens() -> None:
-    assert against_log([A, BC, D, LAST], LOG, asked=8) == TokenErrors(lost=2)
-    assert against_log([A], [LOG[0], *LOG[2:]]).lost >= 2
+    assert against_log([A, BC, D, LAST], LOG, num_expected=8) == TokenErrors(num_lost=2)
+    assert against_log([A], [LOG[0], *LOG[2:]]).num_lost >= 2
 
 
 def test_of_another_server_only_the_counts_are_known() -> None:
     assert against_counts(5, 5, 5) == against_counts(3, 5, 5) == TokenErrors()
-    assert against_counts(5, 4, None) == TokenErrors(repeated=1)
-    assert against_counts(4, 4, 5) == TokenErrors(lost=1)
-    assert against_counts(6, None, 5) == TokenErrors(repeated=1)
+    assert against_counts(5, 4, None) == TokenErrors(num_repeated=1)
+    assert against_counts(4, 4, 5) == TokenErrors(num_lost=1)
+    assert against_counts(6, None, 5) == TokenErrors(num_repeated=1)
 
 
 @contextmanager
@@ -122,9 +122,9 @@ def _chunk(text: str) -> dict[str, object]:
     "seen, log, wrong",
     [
         ([A, BC, D, LAST], LOG, TokenErrors()),
-        ([A, BC, BC, D, LAST], LOG, TokenErrors(repeated=2)),
-        ([A, BC, LAST], LOG, TokenErrors(lost=2)),
-        ([A, BC, D, LAST], None, TokenErrors(unproved=1)),
+        ([A, BC, BC, D, LAST], LOG, TokenErrors(num_repeated=2)),
+        ([A, BC, LAST], LOG, TokenErrors(num_lost=2)),
+        ([A, BC, D, LAST], None, TokenErrors(num_unproved=1)),
     ],
 )
 def test_a_server_that_repeats_or_drops_an_event_is_found(

@@ -10,8 +10,8 @@ from penstock.loadtest.requests.workload import workloads
 def test_blocks_waste_under_4_percent_where_contiguous_regions_waste_most() -> None:
     waste = measure()
     assert waste.mean_tokens == pytest.approx(600, rel=0.05)
-    assert waste.paged < 0.04
-    assert waste.contiguous > 0.6
+    assert waste.paged_share < 0.04
+    assert waste.contiguous_share > 0.6
     assert waste.paged_running > 2 * waste.contiguous_running
 
 
