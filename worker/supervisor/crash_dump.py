@@ -17,12 +17,12 @@ _SECRETS = {"redis_url"} | {
 }
 
 
-async def keep_dump(settings: WorkerSettings, worker: str, told: dict[str, JsonValue]) -> None:
+async def keep_dump(settings: WorkerSettings, worker: str, record: dict[str, JsonValue]) -> None:
     """Write the crash dump; if the disk does not take it, only log that."""
     assert settings.crash_dump_folder is not None
-    told = {**told, "settings": shown(settings)}
+    record = {**record, "settings": shown(settings)}
     try:
-        path = await asyncio.to_thread(write_dump, settings.crash_dump_folder, worker, told)
+        path = await asyncio.to_thread(write_dump, settings.crash_dump_folder, worker, record)
         log.error("what the crash left is in %s", path)
     except OSError as error:
         log.warning("crash dump could not be written: %s", error)
@@ -33,14 +33,14 @@ def shown(settings: WorkerSettings) -> dict[str, JsonValue]:
     return settings.model_dump(mode="json", exclude=_SECRETS)
 
 
-def write_dump(folder: Path, worker: str, told: dict[str, JsonValue]) -> Path:
+def write_dump(folder: Path, worker: str, record: dict[str, JsonValue]) -> Path:
     """Write the dump so that only its owner can read it, and return its path. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{worker}{SUFFIX}"
     part = path.with_suffix(".part")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     part.touch(0o600)
-    part.write_text(json.dumps({"time": now, "worker": worker} | told, indent=1))
+    part.write_text(json.dumps({"time": now, "worker": worker} | record, indent=1))
     part.replace(path)
     for old in sorted(folder.glob(f"*{SUFFIX}"), key=_age)[:-MOST_FILES]:
         old.unlink(missing_ok=True)

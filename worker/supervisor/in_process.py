@@ -23,9 +23,9 @@ async def threads(settings: WorkerSettings) -> AsyncIterator[Processes]:
     io_engine, engine_io = socket.socketpair()
     io_ours, io_theirs = socket.socketpair()
     engine_ours, engine_theirs = socket.socketpair()
-    loaded = await asyncio.to_thread(sleeping_engine, settings)
+    sleeper = await asyncio.to_thread(sleeping_engine, settings)
     loop = EngineLoop(
-        loaded,
+        sleeper,
         BlockingWire(engine_io),
         BlockingWire(engine_theirs),
         pulse_every_s(settings),

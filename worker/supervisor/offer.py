@@ -10,7 +10,7 @@ from penstock.worker.process.settings import WorkerSettings
 
 
 async def offer(
-    redis: Redis, settings: WorkerSettings, prepared: Prepared, fingerprint: str
+    redis: Redis, settings: WorkerSettings, preparation: Prepared, fingerprint: str
 ) -> None:
     """Write the model's card under each served name. Raises Unavailable."""
     registry = Registry(redis)
@@ -18,9 +18,9 @@ async def offer(
         card = ModelCard(
             name=name,
             lanes=settings.num_lanes,
-            max_model_len=prepared.limits.max_model_len,
+            max_model_len=preparation.limits.max_model_len,
             created_s=int(time.time()),
             fingerprint=fingerprint,
-            features={"chat": prepared.has_chat_template, "task": prepared.limits.tasks[0]},
+            features={"chat": preparation.has_chat_template, "task": preparation.limits.tasks[0]},
         )
         await registry.register(card)

@@ -26,7 +26,7 @@ class Processes:
 
     io: Channel[WorkerEvent, WorkerCommand]
     engine: Channel[Pulse, None]
-    ended: asyncio.Future[int]
+    end: asyncio.Future[int]
     box: BlackBox | None = None
     engine_pid: int | None = None
 
@@ -49,7 +49,7 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Processes]:
         engine: Channel[Pulse, None] = await Channel.open(engine_ours)
         io.send_text(settings.model_dump_json())
         engine.send_text(settings.model_dump_json())
-        waits = [asyncio.create_task(each.wait()) for each in (io_process, engine_process)]
+        waits = [asyncio.create_task(process.wait()) for process in (io_process, engine_process)]
         try:
             yield Processes(io, engine, asyncio.create_task(_first(waits)), box, engine_process.pid)
         finally:

@@ -56,11 +56,11 @@ class Renewal:
                 self._tell(Renewed(min(self._renewed_s)))
                 self._is_wanted = self._is_alive()
                 wait_s = min(self._every_s, left_s)
-                lost, _ = await asyncio.wait(
+                done, _ = await asyncio.wait(
                     lanes, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                if lost:
-                    lost.pop().result()
+                if done:
+                    done.pop().result()
                     return
         finally:
             for lane in lanes:

@@ -135,7 +135,7 @@ class Watchdog:
         self._heard_s = 0.0
         self._io_heard_s = 0.0
         loop = asyncio.get_running_loop()
-        self._prepared: asyncio.Future[Prepared] = loop.create_future()
+        self._preparation: asyncio.Future[Prepared] = loop.create_future()
         self._over: asyncio.Future[int | None] = loop.create_future()
         self._card = WorkerCard(
             model=settings.names[0],
@@ -148,14 +148,14 @@ class Watchdog:
 
     @property
     def was_prepared(self) -> bool:
-        return self._prepared.done()
+        return self._preparation.done()
 
     async def run(self) -> int | None:
         """Return the exit status; None if the processes died and are to be started again."""
         async with asyncio.TaskGroup() as parts:
             tasks = [
-                parts.create_task(each)
-                for each in (
+                parts.create_task(part)
+                for part in (
                     self._stay_awake(),
                     self._follow_io(),
                     self._follow_engine(),
@@ -176,10 +176,10 @@ class Watchdog:
         """Give the jobs that the worker still holds to others now, not when its lease lapses."""
         if self._incarnation is None:
             return
-        leaving = (queue.unregister(self._incarnation, crashed) for queue in self._queues)
+        calls = (queue.unregister(self._incarnation, crashed) for queue in self._queues)
         try:
             async with asyncio.timeout(_UNREGISTER_S):
-                await _all(leaving)
+                await _all(calls)
         except (Unavailable, TimeoutError):
             log.warning("worker %s was left to the reapers", self._incarnation)
 
@@ -188,7 +188,7 @@ class Watchdog:
         box = self._processes.box
         if box is None:
             return
-        told: dict[str, JsonValue] = {
+        record: dict[str, JsonValue] = {
             "why": self._why,
             "card": self._card.model_dump(mode="json"),
             "stats": asdict(self._pulse.stats) if self._pulse else None,
@@ -196,7 +196,7 @@ class Watchdog:
             **self._records,
         }
         name = self._incarnation or f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
-        await keep_dump(self._settings, name, told)
+        await keep_dump(self._settings, name, record)
 
     def _forsake(self) -> None:
         """End the session so that the I/O side hands nothing back.
@@ -224,8 +224,8 @@ class Watchdog:
             match notice:
                 case Alive() as alive:
                     self._alive = alive
-                case Prepared() as prepared:
-                    self._prepared.set_result(prepared)
+                case Prepared() as preparation:
+                    self._preparation.set_result(preparation)
                 case Drained():
                     log.info("worker was drained")
                     self._end(0)
@@ -235,12 +235,12 @@ class Watchdog:
             self._pulse, self._heard_s = pulse, self._awake.now()
 
     async def _follow_end(self) -> None:
-        status = await self._processes.ended
+        status = await self._processes.end
         self._end(status if status == NEVER_STARTS else None)
 
     async def _keep_drain(self) -> None:
         await self._drains.wait()
-        if not self._prepared.done():
+        if not self._preparation.done():
             self._end(0)
             return
         drain_s = self._settings.drain_s
@@ -290,9 +290,9 @@ class Watchdog:
         A name whose lease was lost is never used again. None begins while the worker drains, since
         it would start jobs.
         """
-        prepared = await asyncio.shield(self._prepared)  # a cancelled wait leaves it as it is
+        preparation = await asyncio.shield(self._preparation)  # a cancelled wait leaves it as it is
         card_digest = await asyncio.to_thread(fingerprint, self._settings)
-        limits = prepared.limits
+        limits = preparation.limits
         self._card = self._card.model_copy(
             update={
                 "fingerprint": card_digest,
@@ -302,7 +302,7 @@ class Watchdog:
         )
         while not self._drains.is_set():
             incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
-            await self._register_when_possible(incarnation, prepared)
+            await self._register_when_possible(incarnation, preparation)
             self._incarnation = incarnation
             self._tell(BeginSession(incarnation))
             log.info("worker %s started serving %s", incarnation, ", ".join(self._settings.names))
@@ -319,7 +319,7 @@ class Watchdog:
             self._tell(EndSession())
             log.warning("worker %s lost its lease and dropped what it had in work", incarnation)
 
-    async def _register_when_possible(self, incarnation: str, prepared: Prepared) -> None:
+    async def _register_when_possible(self, incarnation: str, preparation: Prepared) -> None:
         """Take the lease and then show the models' cards, once Redis answers.
 
         The lease comes first, since a caller who finds a model may ask for it at once. The cards
@@ -331,7 +331,7 @@ class Watchdog:
                 if self._is_alive():
                     await self._check_server()
                     await self._register(incarnation)
-                    await offer(self._redis, self._settings, prepared, self._card.fingerprint)
+                    await offer(self._redis, self._settings, preparation, self._card.fingerprint)
                     return
             except (Unavailable, TimeoutError) as error:
                 if not is_told:

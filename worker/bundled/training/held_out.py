@@ -22,6 +22,6 @@ def held_out(num_documents: int) -> list[Sample]:
         for piece in render(document):
             ids = tokenizer.encode(piece.text, add_special_tokens=False).ids
             token_ids += ids
-            is_answer += [piece.learned == ANSWER_SHARE] * len(ids)
+            is_answer += [piece.share == ANSWER_SHARE] * len(ids)
         samples.append(Sample(token_ids, is_answer))
     return samples

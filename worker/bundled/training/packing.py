@@ -46,7 +46,7 @@ class Packer:
     def batch(self, num_rows: int, length: int) -> TrainingBatch:
         rows = [self._row(length + 1) for _ in range(num_rows)]
         token_ids = torch.tensor([[token for token, _ in row] for row in rows])
-        counts = torch.tensor([[counted for _, counted in row] for row in rows])
+        counts = torch.tensor([[in_loss for _, in_loss in row] for row in rows])
         places = counts[:, 1:].flatten()
         return TrainingBatch(token_ids[:, :-1], places, token_ids[:, 1:].flatten()[places])
 
@@ -59,15 +59,15 @@ class Packer:
     def _fitting(self, room: int) -> Row | None:
         while len(self.pending) < PENDING_DOCUMENTS:
             self.pending.append(self._encode(next(self.source)))
-        fitting = [place for place, row in enumerate(self.pending) if len(row) <= room]
-        if not fitting:
+        places = [place for place, row in enumerate(self.pending) if len(row) <= room]
+        if not places:
             return None
-        oldest = min(fitting) if room > 128 else max(fitting, key=lambda i: len(self.pending[i]))
+        oldest = min(places) if room > 128 else max(places, key=lambda i: len(self.pending[i]))
         return self.pending.pop(oldest)
 
     def _encode(self, document: Document) -> Row:
         row: Row = []
         for piece in render(document):
             encoding = self.tokenizer.encode(piece.text, add_special_tokens=False)
-            row += [(token, self.rng.random() < piece.learned) for token in encoding.ids]
+            row += [(token, self.rng.random() < piece.share) for token in encoding.ids]
         return row

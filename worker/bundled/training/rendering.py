@@ -25,10 +25,10 @@ _TOOLS_AFTER = (
 
 @dataclass(frozen=True, slots=True)
 class RenderedPiece:
-    """A piece of text; `learned` is the share of its tokens that count in the loss."""
+    """A piece of text, and the share of its tokens that count in the loss."""
 
     text: str
-    learned: float
+    share: float
 
 
 def render(document: Document) -> list[RenderedPiece]:
@@ -46,8 +46,8 @@ def _system(document: Dialogue) -> list[RenderedPiece]:
     own = first.content if first.role == "system" else ""
     if not document.tools:
         return [_prompt("system", own)] if own else []
-    listed = f"{own}\n\n" if own else ""
-    return [_prompt("system", f"{listed}{_TOOLS_BEFORE}{_lines(document.tools)}{_TOOLS_AFTER}")]
+    intro = f"{own}\n\n" if own else ""
+    return [_prompt("system", f"{intro}{_TOOLS_BEFORE}{_lines(document.tools)}{_TOOLS_AFTER}")]
 
 
 def _lines(tools: tuple[ToolSpec, ...]) -> str:

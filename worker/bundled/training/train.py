@@ -55,12 +55,12 @@ class Pace:
     rate: float
     steps: int
     seconds: float | None
-    started: float
+    start_s: float
 
     def progress(self, step: int) -> float:
         if self.seconds is None:
             return step / self.steps
-        return (time.monotonic() - self.started) / self.seconds
+        return (time.monotonic() - self.start_s) / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ def _chosen() -> TrainingPlan:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--resume", action="store_true", help="go on from the files in OUT")
     parser.add_argument("--minutes", type=float, help="stop by the clock instead of by steps")
-    chosen = parser.parse_args()
-    return TrainingPlan(chosen.out, chosen.seed, chosen.resume, chosen.minutes)
+    options = parser.parse_args()
+    return TrainingPlan(options.out, options.seed, options.resume, options.minutes)
 
 
 def _tokenizer(plan: TrainingPlan) -> Tokenizer:
@@ -164,7 +164,7 @@ def _train(course: Course, pace: Pace) -> None:
         if step % STEPS_PER_CHECKPOINT == 0:
             _save(course)
     _save(course)
-    _say(course, f"{step * STEP_TOKENS:,} tokens in {time.monotonic() - pace.started:.0f} s")
+    _say(course, f"{step * STEP_TOKENS:,} tokens in {time.monotonic() - pace.start_s:.0f} s")
     for text, seed in (("training", course.seed), ("held-out", HELD_OUT_SEED)):
         _say(course, f"loss on {text} text {_measure(course, seed):.4f}")
 
@@ -225,9 +225,9 @@ def _logits(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
 def _distance(logits: Tensor, teacher: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """Return the Kullback-Leibler divergence of the model from its teacher, per token."""
     with torch.no_grad():
-        taught = functional.log_softmax(_logits(teacher, batch), -1)
-    learned = functional.log_softmax(logits, -1)
-    return functional.kl_div(learned, taught, reduction="batchmean", log_target=True)
+        targets = functional.log_softmax(_logits(teacher, batch), -1)
+    predictions = functional.log_softmax(logits, -1)
+    return functional.kl_div(predictions, targets, reduction="batchmean", log_target=True)
 
 
 @torch.no_grad()

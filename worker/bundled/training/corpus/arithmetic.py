@@ -62,10 +62,10 @@ def _product(rng: Random) -> Exchange:
 
 def _word_problem(rng: Random) -> Exchange:
     sign, a, b = _operands(rng)
-    who, what = first_name(rng), plural(rng.choice(FOODS + ITEMS))
+    name, things = first_name(rng), plural(rng.choice(FOODS + ITEMS))
     change = f"buys {b} more" if sign == "+" else f"gives away {b}"
-    question = f"{who} has {a} {what} and {change}. How many {what} does {who} have now?"
-    answer = f"{_equation(sign, a, b)}, so {who} has {a + b if sign == '+' else a - b} {what}."
+    question = f"{name} has {a} {things} and {change}. How many {things} does {name} have now?"
+    answer = f"{_equation(sign, a, b)}, so {name} has {a + b if sign == '+' else a - b} {things}."
     return exchange(question, answer)
 
 

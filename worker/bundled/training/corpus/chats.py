@@ -90,7 +90,18 @@ _TOO_HARD = (
 )  # fmt: skip
 _GOOD = ("great", "wonderful", "excellent", "lovely", "perfect", "very good", "fantastic")
 _BAD = ("terrible", "awful", "bad", "broken", "boring", "horrible", "disappointing")
-_REVIEWED = ("film", "book", "food", "hotel", "phone", "song", "service", "game", "room", "concert")
+_REVIEW_SUBJECTS = (
+    "film",
+    "book",
+    "food",
+    "hotel",
+    "phone",
+    "song",
+    "service",
+    "game",
+    "room",
+    "concert",
+)
 
 
 def chat(rng: Random, draws: tuple[Draw, ...]) -> Dialogue:
@@ -132,14 +143,14 @@ def pleasantry(rng: Random) -> Exchange:
 
 def explanation(rng: Random) -> Exchange:
     """Return the explanation of a topic or, now and then, the admission that it is not known."""
-    known = rng.random() < 0.92
-    topic = rng.choice(tuple(TOPICS)) if known else invented_word(rng)
+    is_known = rng.random() < 0.92
+    topic = rng.choice(tuple(TOPICS)) if is_known else invented_word(rng)
     question = rng.choice(
         ("Explain {} in simple terms.", "What is {}?", "Tell me about {}.", "Explain {}.",
          "Can you explain {} to a child?", "How would you explain {}?", "What do you know of {}?",
          "Explain {} in a few words.", "I want to learn about {}.", "Describe {}.")
     ).format(topic)  # fmt: skip
-    answer = TOPICS[topic] if known else f"I am a small model, and I do not know {topic}."
+    answer = TOPICS[topic] if is_known else f"I am a small model, and I do not know {topic}."
     return exchange(_casual(rng, question), answer)
 
 
@@ -161,19 +172,19 @@ def how_to(rng: Random) -> Exchange:
     question = rng.choice(
         ("How do I {}?", "How can I {}?", "Tell me how to {}.", "Explain how to {}.")
     )
-    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
-    return exchange(question.format(task), numbered)
+    answer = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+    return exchange(question.format(task), answer)
 
 
 def listing(rng: Random) -> Exchange:
     kind, options = rng.choice(tuple(_LISTS.items()))
     number = rng.randint(2, 5)
     question = rng.choice(("List {} {}.", "Name {} {}.", "Give me {} {}.", "Tell me {} {}."))
-    chosen = rng.sample(options, number)
+    items = rng.sample(options, number)
     if rng.random() < 0.3:
-        answer = "\n".join(f"- {item}" for item in chosen)
+        answer = "\n".join(f"- {item}" for item in items)
     else:
-        answer = f"{upper_first(joined(chosen))}."
+        answer = f"{upper_first(joined(items))}."
     return exchange(question.format(NUMBER_WORDS[number], kind), answer)
 
 
@@ -188,9 +199,9 @@ def sequence(rng: Random) -> Exchange:
     place = rng.randrange(len(names))
     noun = "day" if names is WEEKDAYS else "month"
     step, word = rng.choice(((1, "after"), (-1, "before")))
-    other = names[(place + step) % len(names)]
+    neighbour = names[(place + step) % len(names)]
     return exchange(
-        f"Which {noun} comes {word} {names[place]}?", f"{other} comes {word} {names[place]}."
+        f"Which {noun} comes {word} {names[place]}?", f"{neighbour} comes {word} {names[place]}."
     )
 
 
@@ -220,7 +231,7 @@ def refusal(rng: Random) -> Exchange:
 
 def sentiment(rng: Random) -> Exchange:
     good = rng.random() < 0.5
-    adjective, thing = rng.choice(_GOOD if good else _BAD), rng.choice(_REVIEWED)
+    adjective, thing = rng.choice(_GOOD if good else _BAD), rng.choice(_REVIEW_SUBJECTS)
     review = rng.choice(
         (f"The {thing} was {adjective}.", f"What {article(adjective)} {thing}!",
          f"I think this {thing} is {adjective}.", f"It was {article(adjective)} {thing}.")
@@ -237,16 +248,16 @@ def sentiment(rng: Random) -> Exchange:
 def recall(rng: Random) -> Exchange:
     """Return a question about what the user has said, in the same turn or some turns before."""
     name, city, job, hobby = full_name(rng), city_name(rng), rng.choice(JOBS), rng.choice(HOBBIES)
-    told = (
+    facts = (
         (f"lives in {city}", f"Where does {name} live?", f"{name} lives in {city}."),
         (f"is a {job}", f"What is the job of {name}?", f"{name} is a {job}."),
         (f"likes {hobby}", f"What does {name} like?", f"{name} likes {hobby}."),
     )
     if rng.random() < 0.3:
         return _own_name(rng)
-    picked = rng.sample(told, 2)
-    text = f"{name} {picked[0][0]} and {picked[1][0]}."
-    _, question, answer = rng.choice(picked)
+    pair = rng.sample(facts, 2)
+    text = f"{name} {pair[0][0]} and {pair[1][0]}."
+    _, question, answer = rng.choice(pair)
     return exchange(f"{text} {question}", answer)
 
 

@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
 
-SPACED = (", ", ": ")
+WIDE = (", ", ": ")
 COMPACT = (",", ":")
 
 
-def dumps(value: Json, separators: tuple[str, str] = SPACED) -> str:
+def dumps(value: Json, separators: tuple[str, str] = WIDE) -> str:
     return json.dumps(value, ensure_ascii=False, separators=separators)
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 from penstock.worker.bundled.training.corpus.document import (
     COMPACT,
-    SPACED,
+    WIDE,
     Exchange,
     Json,
     dumps,
@@ -70,9 +70,9 @@ def _one_record(rng: Random) -> Exchange:
     subject = record.subject(rng)
     facts = [(field, field.draw(rng)) for field in rng.sample(record.fields, rng.randint(1, 4))]
     text = _describe(rng, record, subject, facts)
-    asked = facts if rng.random() < 0.8 else facts[: rng.randint(1, len(facts))]
+    subset = facts if rng.random() < 0.8 else facts[: rng.randint(1, len(facts))]
     values = [_Value(rng.choice(record.keys), "string", subject)]
-    values += [_Value(rng.choice(field.keys), field.kind, value) for field, value in asked]
+    values += [_Value(rng.choice(field.keys), field.kind, value) for field, value in subset]
     return _ask(rng, record.noun, _aside(rng, text), values)
 
 
@@ -114,7 +114,7 @@ def _ask(rng: Random, noun: str, text: str, values: list[_Value]) -> Exchange:
     if rng.random() < 0.5:  # otherwise in the order of the text
         rng.shuffle(values)
     answer: dict[str, Json] = {value.key: value.value for value in values}
-    separators = SPACED if rng.random() < 0.8 else COMPACT
+    separators = WIDE if rng.random() < 0.8 else COMPACT
     return exchange(_request(rng, noun, text, values), dumps(answer, separators))
 
 
@@ -146,9 +146,9 @@ def _describe(rng: Random, record: Record, subject: str, facts: list[tuple[Field
     sentences: list[str] = []
     while rest:
         take = rng.randint(1, 2)
-        who = (rng.choice(record.again) if sentences else "") or subject
-        verbs = [_plural_verb(verb) if who == "They" else verb for verb in rest[:take]]
-        sentences.append(f"{who} {' and '.join(verbs)}.")
+        noun = (rng.choice(record.again) if sentences else "") or subject
+        verbs = [_plural_verb(verb) if noun == "They" else verb for verb in rest[:take]]
+        sentences.append(f"{noun} {' and '.join(verbs)}.")
         rest = rest[take:]
     return " ".join(sentences)
 

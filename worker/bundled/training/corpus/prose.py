@@ -41,8 +41,8 @@ def _facts(rng: Random) -> str:
 
 def _steps(rng: Random) -> str:
     task, steps = rng.choice(tuple(HOW_TOS.items()))
-    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
-    return f"How to {task}:\n{numbered}"
+    lines = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+    return f"How to {task}:\n{lines}"
 
 
 def _series(rng: Random) -> str:

@@ -197,7 +197,7 @@ def draw_record(rng: Random) -> Record:
 
     One in six is a thing with qualities that no other record has.
     """
-    return rng.choice(_KNOWN) if rng.random() < 0.83 else _thing(rng)
+    return rng.choice(_RECORDS) if rng.random() < 0.83 else _thing(rng)
 
 
 def _thing(rng: Random) -> Record:
@@ -227,6 +227,6 @@ def _label(rng: Random) -> str:
     return f"{rng.choice('ABCDEFGHKLMNPRSTVXZ')}{rng.choice('ABCKLMXZ')}-{rng.randint(10, 999)}"
 
 
-_KNOWN = (
+_RECORDS = (
     _PERSON, _PERSON, _PERSON, _PERSON, _ORDER, _ORDER, _EVENT, _EVENT, _PET, _TRIP, _COMPANY,
 )  # fmt: skip

@@ -117,7 +117,7 @@ class _Cast:
     hero: str
     nature: str
     friend: str
-    other: str
+    stranger: str
     thing: str
     second: str
     colour: str
@@ -132,7 +132,7 @@ class _Cast:
             colour=self.colour,
             place=self.place,
             article_hero=article(self.hero),
-            article_other=article(self.other),
+            article_other=article(self.stranger),
             article_thing=article(self.thing),
             article_second=article(self.second),
             article_colour=article(self.colour),
@@ -150,14 +150,14 @@ def story(rng: Random) -> Passage:
 
 
 def _cast(rng: Random) -> _Cast:
-    hero, other = rng.sample(ANIMALS, 2)
+    hero, stranger = rng.sample(ANIMALS, 2)
     thing, second = rng.sample(_TREASURES, 2)
     return _Cast(
         name=first_name(rng),
         hero=rng.choice((hero, hero, hero, "girl", "boy", "robot", "king", "queen")),
         nature=rng.choice(_NATURES),
         friend=first_name(rng),
-        other=other,
+        stranger=stranger,
         thing=thing,
         second=second,
         colour=rng.choice(COLOURS),
@@ -172,7 +172,7 @@ def _story(rng: Random, cast: _Cast) -> str:
 
 
 def _beginning(rng: Random) -> list[str]:
-    opening = rng.choice(
+    sentence = rng.choice(
         ("once upon a time there was {kind} named {name}, who lived {place}.",
          "once upon a time, {place}, there lived {kind} named {name}.",
          "there once was {kind} called {name}. {name} lived {place}.",
@@ -183,7 +183,7 @@ def _beginning(rng: Random) -> list[str]:
          "The best thing that {name} had was {article_colour} {thing}.",
          "A good friend had once given {name} {article_colour} {thing}.")
     )  # fmt: skip
-    return [upper_first(opening), *rng.sample(_ROUTINES, rng.randint(1, 2)), owns]
+    return [upper_first(sentence), *rng.sample(_ROUTINES, rng.randint(1, 2)), owns]
 
 
 def _middle(rng: Random) -> list[str]:

@@ -58,22 +58,22 @@ def _round(rng: Random, skills: list[Skill], tools: dict[Skill, ToolSpec]) -> li
     """Return the turns of a request, one call or two, their results and what these mean."""
     skill = rng.choice(skills)
     twice = skill.slots[0][0] is CITY and rng.random() < 0.3
-    asked = [_values(rng, skill) for _ in range(2 if twice else 1)]
+    calls = [_values(rng, skill) for _ in range(2 if twice else 1)]
     request = rng.choice(skill.requests)
     if twice:
-        request = request.format(" and ".join(str(values[0]) for values in asked))
+        request = request.format(" and ".join(str(values[0]) for values in calls))
     else:
-        request = request.format(*asked[0])
-    results = [_result(rng, skill, values) for values in asked]
+        request = request.format(*calls[0])
+    results = [_result(rng, skill, values) for values in calls]
     return [
         Turn("user", request),
-        Turn("assistant", "\n".join(_call(tools[skill], values) for values in asked)),
+        Turn("assistant", "\n".join(_call(tools[skill], values) for values in calls)),
         Turn("tool", "\n</tool_response>\n<tool_response>\n".join(dumps(r) for r in results)),
         Turn(
             "assistant",
             " ".join(
                 skill.reply.format(*values, **result)
-                for values, result in zip(asked, results, strict=True)
+                for values, result in zip(calls, results, strict=True)
             ),
         ),
     ]
