@@ -273,7 +273,7 @@ class QueueClient:
         answer = await queue.enqueue(
             job,
             reply_to,
-            dumped=dumped,
+            dump=dumped,
             max_queued=self.max_queued,
             max_queued_tokens=self.max_queued_tokens,
             result_ttl_s=self.result_ttl_s if kept_s is None else kept_s,

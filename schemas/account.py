@@ -45,10 +45,10 @@ class Quota(Wire):
         the whole. An idempotency key may put a job into another lane, which has limits of its own
         for the account, as small as may be.
         """
-        used = self.num_lanes(lanes)
+        num = self.num_lanes(lanes)
         shares = {name: max(1, n // lanes) for name, n in self._counts().items()}
-        if number < used:
-            shares = {name: n // used + (number < n % used) for name, n in self._counts().items()}
+        if number < num:
+            shares = {name: n // num + (number < n % num) for name, n in self._counts().items()}
         return Quota(weight=self.weight, **shares)
 
     def _counts(self) -> dict[str, int]:

@@ -23,10 +23,10 @@ class Had(NamedTuple):
     @classmethod
     def parse(cls, text: str, param: str) -> Self:
         """Read an id of an event, or the number of tokens alone. Raises InvalidJob."""
-        if (found := _ID.fullmatch(text)) is None:
+        if (match := _ID.fullmatch(text)) is None:
             sentence = "must be a number of tokens, or the id of one of this job's events"
             raise InvalidJob(f"{param}: {sentence}", param)
-        return cls(int(found[1]), None if found[2] is None else int(found[2], 16))
+        return cls(int(match[1]), None if match[2] is None else int(match[2], 16))
 
     @property
     def id(self) -> str:
@@ -69,16 +69,16 @@ class Cursor:
     job_id: str
     position: int = 0
     checksum: int | None = None
-    _begun: Had = field(init=False)
+    _start: Had = field(init=False)
     # Characters of text since it began; None where it began inside an event, since it is not known
     # which part of that event's text the reader has.
     _num_chars: int | None = field(init=False, default=0)
-    _given: _Given | None = field(init=False, default=None)  # while the log is read again
+    _delivery: _Given | None = field(init=False, default=None)  # while the log is read again
 
     def __post_init__(self) -> None:
         if self.position == 0 and self.checksum is None:
             self.checksum = NOTHING
-        self._begun = Had(self.position, self.checksum)
+        self._start = Had(self.position, self.checksum)
 
     @property
     def looks_from(self) -> int:
@@ -108,28 +108,28 @@ class Cursor:
         self.position, self.checksum = rest.end, checksum
         if self._num_chars is not None:
             self._num_chars += len(rest.text)
-        return rest if self._given is None else self._lacking(rest, self._given)
+        return rest if self._delivery is None else self._lacking(rest, self._delivery)
 
     def begin_again(self) -> None:
         """Go back to where the cursor began. After Straddled, read the log from `position` on."""
         assert self.checksum is not None and self._num_chars is not None
-        self._given = _Given(self.position, self.checksum, self._num_chars)
-        self.position, self.checksum = self._begun
+        self._delivery = _Given(self.position, self.checksum, self._num_chars)
+        self.position, self.checksum = self._start
         self._num_chars = 0
 
     def _take_end(self, end: Done | Failed) -> Done | Failed:
-        if end.position < self.position or self._given is not None:
+        if end.position < self.position or self._delivery is not None:
             raise StreamDiverged(self.job_id, self.position)
         self._compare(end, self.checksum)
         return end
 
-    def _pass(self, had: Delta) -> None:
-        if had.end == self.position:
-            self._compare(had, self.checksum)
-            self.checksum = had.checksum if self.checksum is None else self.checksum
+    def _pass(self, delta: Delta) -> None:
+        if delta.end == self.position:
+            self._compare(delta, self.checksum)
+            self.checksum = delta.checksum if self.checksum is None else self.checksum
 
-    def _compare(self, event: Event, known: int | None) -> None:
-        if known is not None and event.checksum not in (known, None):
+    def _compare(self, event: Event, checksum: int | None) -> None:
+        if checksum is not None and event.checksum not in (checksum, None):
             raise StreamDiverged(self.job_id, self.position)
 
     def _enter(self) -> None:
@@ -137,30 +137,30 @@ class Cursor:
 
         For another it raises Straddled, or StreamDiverged where the log cannot be read again.
         """
-        if self.checksum is None and self._begun.position == self.position and not self._given:
+        if self.checksum is None and self._start.position == self.position and not self._delivery:
             self._num_chars = None
             return
         is_known = self.checksum is not None and self._num_chars is not None
-        can_count = is_known and self._begun.position < self.position and not self._given
+        can_count = is_known and self._start.position < self.position and not self._delivery
         raise (Straddled if can_count else StreamDiverged)(self.job_id, self.position)
 
-    def _lacking(self, rest: Delta, given: _Given) -> Delta | None:
+    def _lacking(self, rest: Delta, delivery: _Given) -> Delta | None:
         """Return what goes beyond the tokens delivered before the log was read again, or None."""
-        if rest.end < given.position:
+        if rest.end < delivery.position:
             return None
-        lacking = rest.token_ids[given.position - rest.position :]
-        num_chars = (self._num_chars or 0) - given.num_chars
-        is_same = roll(given.checksum, rest.index, lacking) == self.checksum
-        if not is_same or not 0 <= num_chars <= (len(rest.text) if lacking else 0):
-            raise StreamDiverged(self.job_id, given.position)
-        self._given = None
-        if not lacking:
+        token_ids = rest.token_ids[delivery.position - rest.position :]
+        num_chars = (self._num_chars or 0) - delivery.num_chars
+        is_same = roll(delivery.checksum, rest.index, token_ids) == self.checksum
+        if not is_same or not 0 <= num_chars <= (len(rest.text) if token_ids else 0):
+            raise StreamDiverged(self.job_id, delivery.position)
+        self._delivery = None
+        if not token_ids:
             return None
         return msgspec.structs.replace(
             rest,
-            position=given.position,
-            token_ids=lacking,
+            position=delivery.position,
+            token_ids=token_ids,
             text=rest.text[len(rest.text) - num_chars :],
-            logprobs=rest.logprobs and rest.logprobs[-len(lacking) :],
-            prompt_logprobs=None if len(lacking) < len(rest.token_ids) else rest.prompt_logprobs,
+            logprobs=rest.logprobs and rest.logprobs[-len(token_ids) :],
+            prompt_logprobs=None if len(token_ids) < len(rest.token_ids) else rest.prompt_logprobs,
         )

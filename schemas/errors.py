@@ -131,8 +131,8 @@ class UnsupportedTask(InvalidJob):
 
     code = "unsupported_task"
 
-    def __init__(self, task: str, served: Iterable[str]) -> None:
-        tasks = ", ".join(served)
+    def __init__(self, task: str, available: Iterable[str]) -> None:
+        tasks = ", ".join(available)
         super().__init__(f"model: {task} is no task of this model; it has {tasks}", "model")
 
 
@@ -140,8 +140,8 @@ class ModelNotFound(InvalidJob):
     code = "model_not_found"
     status = 404
 
-    def __init__(self, model: str, served: list[str]) -> None:
-        names = ", ".join(sorted(served)) or "none at present"
+    def __init__(self, model: str, available: list[str]) -> None:
+        names = ", ".join(sorted(available)) or "none at present"
         super().__init__(f"model: {model!r} is not served here; served: {names}", "model")
 
 
@@ -282,9 +282,9 @@ class StorageQuotaExceeded(Unavailable):
     status = 429
     retryable = False  # it stays so until something is deleted
 
-    def __init__(self, used: int, more: int, most: int) -> None:
+    def __init__(self, used_bytes: int, more: int, most: int) -> None:
         super().__init__(
-            f"max_stored_bytes: this tenant has {used} of {most} bytes stored, and this takes"
+            f"max_stored_bytes: this tenant has {used_bytes} of {most} bytes stored, and this takes"
             f" {more} more; delete files, conversations or stored responses, let batches and"
             " uploads end, or ask the operator for more"
         )

@@ -124,12 +124,12 @@ class Job(Wire):
         """
         begin = self.prompt_cache_key
         if begin is None and self.chat is not None:
-            asked = (each for each in self.chat.messages if each.get("role") == "user")
-            begin = repr(_said(next(asked, {})))
+            questions = (message for message in self.chat.messages if message.get("role") == "user")
+            begin = repr(_said(next(questions, {})))
         if begin is None:
             return None
-        shared = repr((self.tenant, self.cache_salt, begin))
-        return hashlib.blake2b(shared.encode(), digest_size=12).hexdigest()
+        prefix = repr((self.tenant, self.cache_salt, begin))
+        return hashlib.blake2b(prefix.encode(), digest_size=12).hexdigest()
 
     @property
     def seed(self) -> int:
@@ -141,8 +141,8 @@ class Job(Wire):
     @model_validator(mode="after")
     def asks_something(self) -> Self:
         if bool(self.prompts) == (self.chat is not None):
-            either = "at least one" if self.pooling else "either prompts or chat"
-            raise ValueError(f"prompts: give {either}")
+            options = "at least one" if self.pooling else "either prompts or chat"
+            raise ValueError(f"prompts: give {options}")
         if self.pooling is None and len(self.prompts) > MAX_PROMPTS:
             raise ValueError(f"prompts: give at most {MAX_PROMPTS}; there are {len(self.prompts)}")
         # Of an empty text an encoder has its special tokens.
@@ -185,8 +185,8 @@ class Job(Wire):
             return self
         if self.pooling is not None or self.params.num_drawn != 1:
             raise ValueError("text: goes with no pooling, and with one answer a prompt")
-        given = all(isinstance(prompt, list) for prompt in self.prompts) and self.prompts
-        if self.text.task == "detokenize" and not given:
+        has_ids = all(isinstance(prompt, list) for prompt in self.prompts) and self.prompts
+        if self.text.task == "detokenize" and not has_ids:
             raise ValueError("prompts: give lists of token ids")
         return self
 
@@ -256,13 +256,13 @@ class Job(Wire):
         context = max_model_len or CONTEXT_TOKENS
         num_tokens = min(params.max_tokens or context, context)
         size = self.answer_bytes_a_token()
-        drawn = params.num_drawn
-        if num_prompts * drawn * num_tokens * size > MAX_ANSWER_BYTES:
-            most = MAX_ANSWER_BYTES // (num_prompts * drawn * size)
-            told = "" if params.logprobs is None else f" with {params.logprobs} logprobs each"
+        num_drawn = params.num_drawn
+        if num_prompts * num_drawn * num_tokens * size > MAX_ANSWER_BYTES:
+            most = MAX_ANSWER_BYTES // (num_prompts * num_drawn * size)
+            logprobs = "" if params.logprobs is None else f" with {params.logprobs} logprobs each"
             raise AnswerTooLarge(
-                f"max_tokens: {counted(num_prompts, 'prompt')} x n={drawn} x {num_tokens}"
-                f" tokens{told} may take more than {MAX_ANSWER_BYTES} bytes; give max_tokens of"
+                f"max_tokens: {counted(num_prompts, 'prompt')} x n={num_drawn} x {num_tokens}"
+                f" tokens{logprobs} may take more than {MAX_ANSWER_BYTES} bytes; give max_tokens of"
                 f" at most {most}, or"
                 " fewer prompts, choices or logprobs",
                 "max_tokens",
@@ -271,9 +271,9 @@ class Job(Wire):
     def dump_and_digest(self) -> tuple[str, str]:
         """Return the job's JSON, and a digest of what it asks, which leaves out id and trace."""
         text = self.dump()
-        asked = text.removeprefix(f'{{"job_id":"{self.job_id}"').removesuffix("}")
-        asked = asked.removesuffix(f',"traceparent":"{self.traceparent}"')
-        return text, hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+        body = text.removeprefix(f'{{"job_id":"{self.job_id}"').removesuffix("}")
+        body = body.removesuffix(f',"traceparent":"{self.traceparent}"')
+        return text, hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
 
     def guess_bytes(self) -> int:
         """Return the least number of bytes of the job's JSON.

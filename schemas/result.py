@@ -40,7 +40,7 @@ class KeptResult(Result):
 
     def without_choices(self, end: Done | Failed) -> "KeptResult":
         """Return how the job ended, without its choices, which are more than a result may hold."""
-        empty = [Choice(index=each.index, text="", token_ids=[]) for each in self.choices]
+        empty = [Choice(index=choice.index, text="", token_ids=[]) for choice in self.choices]
         at = end.position, end.checksum
         return self.model_copy(update={"choices": empty, "marks": [], "ended_at": at})
 
@@ -49,8 +49,8 @@ class KeptResult(Result):
         position, token_at, text_at = 0, [0] * len(self.choices), [0] * len(self.choices)
         checksum = NOTHING
         for index, num_tokens, num_chars in self.marks:
-            choice, begin, shown = self.choices[index], token_at[index], text_at[index]
-            token_at[index], text_at[index] = begin + num_tokens, shown + num_chars
+            choice, begin, text_begin = self.choices[index], token_at[index], text_at[index]
+            token_at[index], text_at[index] = begin + num_tokens, text_begin + num_chars
             is_last = token_at[index] == len(choice.token_ids)
             token_ids = choice.token_ids[begin : begin + num_tokens]
             own_reason = None if choice.finish_reason == "budget" else choice.finish_reason
@@ -59,7 +59,7 @@ class KeptResult(Result):
                 position=position,
                 index=index,
                 token_ids=token_ids,
-                text=choice.text[shown : shown + num_chars],
+                text=choice.text[text_begin : text_begin + num_chars],
                 logprobs=choice.logprobs and choice.logprobs[begin : begin + num_tokens],
                 finish_reason=own_reason if is_last else None,
                 stop_reason=choice.stop_reason if is_last else None,
@@ -170,10 +170,10 @@ def after(event: Event, cursor: int) -> Event | None:
         return None
     if event.position >= cursor:  # so it is for every live event: nothing to cut, nothing to copy
         return event
-    had = cursor - event.position
+    offset = cursor - event.position
     return msgspec.structs.replace(
         event,
         position=cursor,
-        token_ids=event.token_ids[had:],
-        logprobs=event.logprobs and event.logprobs[had:],
+        token_ids=event.token_ids[offset:],
+        logprobs=event.logprobs and event.logprobs[offset:],
     )

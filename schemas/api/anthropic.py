@@ -113,8 +113,8 @@ class ClientTool(Report):
 _OF_CLIENTS = re.compile(r"(bash|text_editor|memory)_\d{8}")
 
 
-def _tool_tag(given: object) -> str:
-    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+def _tool_tag(tool: object) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     if not isinstance(kind, str) or kind == "custom":
         return "custom"
     return "client" if _OF_CLIENTS.fullmatch(kind) else ""
@@ -165,8 +165,8 @@ class ContextManagement(Report):
     @property
     def num_kept(self) -> int | None:
         """Return of how many turns the thinking stays; None for all."""
-        kept = [each.keep.value for each in self.edits if isinstance(each.keep, KeptTurns)]
-        return min(kept, default=None)
+        turns = [edit.keep.value for edit in self.edits if isinstance(edit.keep, KeptTurns)]
+        return min(turns, default=None)
 
 
 class RequestMetadata(Report):

@@ -8,9 +8,9 @@ _SAYS_MORE = frozenset(
         "allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas", "minProperties",
     )
 )  # fmt: skip
-_NAMED = frozenset(("properties", "$defs", "definitions"))
+_MAPS = frozenset(("properties", "$defs", "definitions"))
 _DATA = frozenset(("const", "enum", "default", "examples", "example"))
-_EITHER = frozenset(("anyOf", "oneOf"))
+_UNIONS = frozenset(("anyOf", "oneOf"))
 _PARTS = frozenset(("allOf", "not", "if", "then", "else"))  # these go with an object's other parts
 
 
@@ -21,15 +21,15 @@ def closed(schema: JsonValue) -> JsonValue:
     as it is.
     """
     if isinstance(schema, list):
-        return [closed(each) for each in schema]
+        return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     is_object = isinstance(schema.get("properties"), dict)
-    left = _DATA | _PARTS | (_EITHER if is_object else frozenset())
-    made = {name: value if name in left else _inside(name, value) for name, value in schema.items()}
+    plain = _DATA | _PARTS | (_UNIONS if is_object else frozenset())
+    out = {name: value if name in plain else _inside(name, value) for name, value in schema.items()}
     if is_object and _SAYS_MORE.isdisjoint(schema):
-        made["additionalProperties"] = False
-    return made
+        out["additionalProperties"] = False
+    return out
 
 
 def closed_arguments(schema: dict[str, JsonValue]) -> JsonValue:
@@ -40,6 +40,6 @@ def closed_arguments(schema: dict[str, JsonValue]) -> JsonValue:
 
 
 def _inside(name: str, value: JsonValue) -> JsonValue:
-    if name in _NAMED and isinstance(value, dict):
-        return {key: closed(each) for key, each in value.items()}
+    if name in _MAPS and isinstance(value, dict):
+        return {key: closed(inner) for key, inner in value.items()}
     return closed(value)

@@ -99,8 +99,8 @@ class TextPart(Report):
     text: str
 
 
-def _as_text(given: object) -> object:
-    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
+def _as_text(value: object) -> object:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
 # Of a call, as the JSON of an object; some clients send the object itself.
@@ -176,14 +176,14 @@ Foreign = Annotated[ForeignTool, Tag("")]
 def typed(*kinds: str) -> Discriminator:
     """Tell values apart by their types. Every type but these is a `ForeignTool`'s."""
 
-    def tag(given: object) -> str | None:
-        kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    def tag(value: object) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         if not isinstance(kind, str):
             return None
         return kind if kind in kinds else ""
 
-    told = f"give its type, such as {kinds[0]}"
-    return Discriminator(tag, "type", told)
+    hint = f"give its type, such as {kinds[0]}"
+    return Discriminator(tag, "type", hint)
 
 
 class Function(Report):
@@ -237,7 +237,7 @@ class CustomTool(Report):
     def function(self) -> Function:
         """Return the function. A grammar that is no regex is only told to the model."""
         text: JsonObject = {"type": "string"}
-        strict, told = None, self.custom.description
+        strict, description = None, self.custom.description
         grammar = (
             self.custom.format.grammar if isinstance(self.custom.format, GrammarText) else None
         )
@@ -245,14 +245,17 @@ class CustomTool(Report):
             strict = True
             text["pattern"] = f"^({grammar.definition})$"
         elif grammar is not None:
-            told = f"{told or ''}\n\n`{CUSTOM_INPUT}` follows this grammar:\n{grammar.definition}"
+            description = (
+                f"{description or ''}\n\n`{CUSTOM_INPUT}` follows this grammar:"
+                f"\n{grammar.definition}"
+            )
         parameters: JsonObject = {
             "type": "object",
             "properties": {CUSTOM_INPUT: text},
             "required": [CUSTOM_INPUT],
         }
         return Function(
-            name=self.custom.name, description=told, parameters=parameters, strict=strict
+            name=self.custom.name, description=description, parameters=parameters, strict=strict
         )
 
 

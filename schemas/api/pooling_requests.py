@@ -60,4 +60,4 @@ class RerankRequest(PoolingAsked):
 
     @property
     def texts(self) -> list[str]:
-        return [each if isinstance(each, str) else each.text for each in self.documents]
+        return [doc if isinstance(doc, str) else doc.text for doc in self.documents]

@@ -79,13 +79,13 @@ Item = Annotated[
 ]
 
 
-def _typed(given: object) -> object:
+def _typed(items: object) -> object:
     """Give each item a type: one without it is a message."""
-    if not isinstance(given, list):
-        return given
+    if not isinstance(items, list):
+        return items
     return [
-        {"type": "message", **each} if isinstance(each, dict) and "type" not in each else each
-        for each in given
+        {"type": "message", **item} if isinstance(item, dict) and "type" not in item else item
+        for item in items
     ]
 
 

@@ -64,7 +64,7 @@ INTER_TOKEN_BUCKETS = (
 E2E_BUCKETS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-TOKENS_BUCKETS = tuple(each * 10**power for power in range(6) for each in (1, 2, 5))
+TOKENS_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 STEP_TOKENS_BUCKETS = (1, 8, *(2**power for power in range(4, 15)))
 N_BUCKETS = (1, 2, 5, 10, 20)
 PREEMPTIONS_BUCKETS = (1, 2, 3, 4, 5, 10, 20)

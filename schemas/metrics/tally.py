@@ -46,10 +46,10 @@ class Tally:
 
     def dump(self) -> list[float]:
         """Return the sum, and the count of each bucket up to the last one that is not empty."""
-        used = len(self._counts)
-        while used and not self._counts[used - 1]:
-            used -= 1
-        return [round(self._sum, 6), *self._counts[:used]]
+        size = len(self._counts)
+        while size and not self._counts[size - 1]:
+            size -= 1
+        return [round(self._sum, 6), *self._counts[:size]]
 
 
 def read_dump(bounds: Sequence[float], dump: JsonValue) -> tuple[float, list[float]] | None:
@@ -59,7 +59,7 @@ def read_dump(bounds: Sequence[float], dump: JsonValue) -> tuple[float, list[flo
     """
     if not isinstance(dump, list) or not 1 <= len(dump) <= len(bounds) + 2:
         return None
-    numbers = [float(each) for each in dump if isinstance(each, int | float)]
+    numbers = [float(number) for number in dump if isinstance(number, int | float)]
     if len(numbers) != len(dump) or min(numbers[1:], default=0) < 0:
         return None
     total, *counts = numbers

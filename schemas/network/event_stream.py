@@ -17,7 +17,7 @@ import msgspec
 from penstock.schemas.network.gone_peer import end_when_gone
 
 _DATA, _ID = b"data:", b"id:"
-_SHOWN = 300  # characters of a server's words
+_MAX_CHARS = 300  # characters of a server's words
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HELD_BYTES = 4 * 2**20  # the longest line, or answer that is no stream
 GONE_S = 30.0  # after which a server that is gone without a word is noticed
@@ -76,7 +76,7 @@ class EventReader(asyncio.Protocol):
     """Reads one response of server-sent events; `ended` is set at its end, or at its failure."""
 
     def __init__(self, request: bytes) -> None:
-        self.ended = asyncio.get_running_loop().create_future()
+        self.end = asyncio.get_running_loop().create_future()
         self.error = ""
         self.status = 0  # HTTP's status; 0 before the response's head
         self.is_done = False  # by an event that says so
@@ -97,7 +97,7 @@ class EventReader(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        if self.ended.done():
+        if self.end.done():
             return
         if not self.status:
             self._head_bytes += len(data)
@@ -151,13 +151,13 @@ class EventReader(asyncio.Protocol):
             self._end()
 
     def fail(self, error: str) -> None:
-        if not self.ended.done():
+        if not self.end.done():
             self.error = error
             self._end()
 
     def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+        if not self.end.done():
+            self.end.set_result(None)
 
 
 class PageReader(EventReader):
@@ -173,7 +173,7 @@ class PageReader(EventReader):
     def on_message_complete(self) -> None:
         if not 200 <= self.status < 300:
             super().on_message_complete()
-        elif not self.ended.done():
+        elif not self.end.done():
             self.page = self._rest
             self._end()
 
@@ -193,7 +193,7 @@ async def exchange(server: HttpServer, reader: EventReader, most_s: float | None
             transport, _ = await loop.create_connection(
                 lambda: reader, server.host, server.port, ssl=server.is_tls or None
             )
-            await asyncio.shield(reader.ended)  # a time-out leaves it to be failed
+            await asyncio.shield(reader.end)  # a time-out leaves it to be failed
     except TimeoutError:
         reader.fail(f"no end within {most_s:g} s")
     except (OSError, UnicodeError) as error:  # the latter of a host's name
@@ -231,5 +231,5 @@ def _words(body: bytes) -> str:
         error = msgspec.json.decode(body, type=_Refusal).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         error = None
-    said = error.message if isinstance(error, Said) else error
-    return (said or body.decode(errors="replace"))[:_SHOWN]
+    message = error.message if isinstance(error, Said) else error
+    return (message or body.decode(errors="replace"))[:_MAX_CHARS]

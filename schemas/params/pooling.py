@@ -46,9 +46,9 @@ def from_base64(text: str) -> list[float]:
     return floats_of(base64.b64decode(text))
 
 
-def floats_of(packed: bytes) -> list[float]:
+def floats_of(buffer: bytes) -> list[float]:
     """Return numbers that are float32, the lower bytes first."""
-    numbers = array("f", packed)
+    numbers = array("f", buffer)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tolist()

@@ -80,16 +80,16 @@ class StructuredOutputs(Wire):
     @model_validator(mode="after")
     def asks_for_one_thing(self) -> Self:
         kinds = type(self).model_fields.keys() - {"lenient", "asked_as"}
-        given = [name for name in kinds if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
+        names = [name for name in kinds if getattr(self, name) not in (None, False)]
+        if len(names) != 1:
             raise ValueError(
                 "give exactly one of json, json_object, regex, choice, grammar, structural_tag; "
-                f"got {len(given)}"
+                f"got {len(names)}"
             )
         if self.choice is not None and not (self.choice and all(self.choice)):
             raise ValueError("choice: give at least one, and none of them empty")
         if len(self.constraint[1].encode()) > MAX_CONSTRAINT_BYTES:
-            raise ValueError(f"{given[0]}: at most {MAX_CONSTRAINT_BYTES} bytes")
+            raise ValueError(f"{names[0]}: at most {MAX_CONSTRAINT_BYTES} bytes")
         return self
 
     @property
@@ -293,14 +293,14 @@ class SamplingParams(Wire):
 
     @model_serializer(mode="wrap")
     def _with_all_given(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        written: dict[str, object] = write(self)
+        fields: dict[str, object] = write(self)
         # sorted, for one order everywhere: a repeated job is known by a digest of this text
-        return written | {name: getattr(self, name) for name in sorted(self.given())}
+        return fields | {name: getattr(self, name) for name in sorted(self.given())}
 
     @field_validator("structured_outputs", mode="before")
     @classmethod
-    def a_type_is_a_constraint(cls, asked: object) -> object:
-        return constraint_of(asked)
+    def a_type_is_a_constraint(cls, value: object) -> object:
+        return constraint_of(value)
 
     @field_validator("suffix")
     @classmethod

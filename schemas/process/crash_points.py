@@ -17,13 +17,13 @@ from pathlib import Path
 @dataclass(slots=True)
 class _Fuse:
     point: str
-    left: int
+    countdown: int
     mark: Path | None
     takes_group: bool
 
     def burn(self) -> None:
-        self.left -= 1
-        if self.left > 0 or not self._is_first():
+        self.countdown -= 1
+        if self.countdown > 0 or not self._is_first():
             return
         if self.takes_group:
             os.killpg(0, signal.SIGKILL)

@@ -50,14 +50,14 @@ class Turns(Generic[T]):
 class FairPlaces:
     """A number of places for work. One that gets free goes to the next tenant that waits.
 
-    With `most_each` no tenant holds more than that, so that work which hangs holds the places of
-    its own tenant alone.
+    With `most_a_tenant` no tenant holds more than that, so that work which hangs holds the places
+    of its own tenant alone.
     """
 
-    def __init__(self, number: int, most_each: int | None = None) -> None:
+    def __init__(self, number: int, most_a_tenant: int | None = None) -> None:
         self._free = number
-        self._most_each = number if most_each is None else most_each
-        self._held: dict[str, int] = {}
+        self._most_a_tenant = number if most_a_tenant is None else most_a_tenant
+        self._counts: dict[str, int] = {}
         self._waiting: Turns[asyncio.Future[None]] = Turns()
 
     @asynccontextmanager
@@ -83,22 +83,22 @@ class FairPlaces:
             raise
 
     def _has_room(self, tenant: str) -> bool:
-        return self._held.get(tenant, 0) < self._most_each
+        return self._counts.get(tenant, 0) < self._most_a_tenant
 
     def _hold(self, tenant: str) -> None:
         self._free -= 1
-        self._held[tenant] = self._held.get(tenant, 0) + 1
+        self._counts[tenant] = self._counts.get(tenant, 0) + 1
 
     def _give_back(self, tenant: str) -> None:
         self._free += 1
-        self._held[tenant] -= 1
-        if not self._held[tenant]:
-            del self._held[tenant]
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant]
         while self._free:
-            tenants = (each for each in self._waiting if self._has_room(each))
-            if (chosen := next(tenants, None)) is None:
+            tenants = (candidate for candidate in self._waiting if self._has_room(candidate))
+            if (next_tenant := next(tenants, None)) is None:
                 return
-            turn = self._waiting.pop(chosen)
+            turn = self._waiting.pop(next_tenant)
             if not turn.done():  # else it was cancelled
-                self._hold(chosen)
+                self._hold(next_tenant)
                 turn.set_result(None)

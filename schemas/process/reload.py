@@ -22,18 +22,18 @@ def reload(
     it. Settings are logged by their names alone, since values may be secret.
     """
     try:
-        found = read()
+        settings = read()
         names = sorted(type(old).model_fields)
-        changed = [name for name in names if getattr(found, name) != getattr(old, name)]
-        taken = {name: getattr(found, name) for name in changed if name in reloadable}
-        new = old.model_copy(update=taken)
+        changes = [name for name in names if getattr(settings, name) != getattr(old, name)]
+        update = {name: getattr(settings, name) for name in changes if name in reloadable}
+        new = old.model_copy(update=update)
         apply(new)
     except (WrongSettings, BadSecret) as wrong:
         for sentence in wrong.args:
             log.error("settings stay as they were: %s", sentence)
         return
     write_log_to_stderr(process, new)
-    for name in changed:
+    for name in changes:
         if name in reloadable:
             log.info("%s was changed", name)
         else:

@@ -15,38 +15,38 @@ class BadSecret(ValueError):
     """Raised when the secret is too short or its file is unsafe; the message says what to do."""
 
 
-def read_secret(given: str | None, file: Path) -> bytes | None:
-    """Return `given`, else what the file holds, or None without either. Raises BadSecret."""
+def read_secret(setting: str | None, file: Path) -> bytes | None:
+    """Return `setting`, else what the file holds, or None without either. Raises BadSecret."""
     path = file.expanduser()
-    if given is None:
+    if setting is None:
         try:
             if path.stat().st_mode & 0o077:
                 raise BadSecret(f"{path}: others may read the server secret; chmod 600 {path}")
-            given = path.read_text()
+            setting = path.read_text()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise BadSecret(f"{path}: cannot be read: {error.strerror}") from None
-    secret = given.strip()
+    secret = setting.strip()
     if len(secret) < MIN_CHARS:
         raise BadSecret(f"the server secret has {len(secret)} characters; give {MIN_CHARS} or more")
     return secret.encode()
 
 
-def make_secret(given: str | None, file: Path) -> bytes:
+def make_secret(setting: str | None, file: Path) -> bytes:
     """Return what `read_secret` does, or make a new secret in a new file of mode 0600.
 
     Of several processes that do this at once the first wins. Raises BadSecret, OSError.
     """
-    if (secret := read_secret(given, file)) is not None:
+    if (secret := read_secret(setting, file)) is not None:
         return secret
     path = file.expanduser()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(handle, "w") as made:
-            made.write(secrets.token_hex(32) + "\n")
+        with os.fdopen(handle, "w") as output:
+            output.write(secrets.token_hex(32) + "\n")
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)  # unlike a rename, it never replaces another's
     finally:

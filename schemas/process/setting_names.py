@@ -26,8 +26,8 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         if rest == name or rest.lower() in NAMES or BESIDE.fullmatch(rest):
             continue
         if not OF_A_SERVICE.fullmatch(f"{rest}={value}"):
-            meant = [PREFIX + each.upper() for each in nearest(rest.lower(), NAMES)]
-            sentences.append(f"{variable} in the environment is no setting{did_you_mean(meant)}")
+            guesses = [PREFIX + guess.upper() for guess in nearest(rest.lower(), NAMES)]
+            sentences.append(f"{variable} in the environment is no setting{did_you_mean(guesses)}")
     return sentences
 
 

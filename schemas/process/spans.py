@@ -37,8 +37,8 @@ class Tracing:
 
     def __init__(self, endpoint: str | None, service: str) -> None:
         os.environ.setdefault("OTEL_BSP_SCHEDULE_DELAY", SEND_EVERY_MS)
-        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": service}
-        resource = _OneResource(Resource.create({**named, "process.pid": os.getpid()}).attributes)
+        labels = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": service}
+        resource = _OneResource(Resource.create({**labels, "process.pid": os.getpid()}).attributes)
         self._ids = _Ids()
         self._provider = TracerProvider(resource=resource, id_generator=self._ids)
         self._sender = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
@@ -60,7 +60,7 @@ class Tracing:
 
         `start_ns` is unix time. `span_id` is given where others can tell the id, to link to it.
         """
-        self._ids.chosen = span_id
+        self._ids.next_id = span_id
         return self._tracer.start_span(
             name, _context(parent), kind, attributes, links, start_time=start_ns
         )
@@ -109,17 +109,17 @@ class _OneResource(Resource):
 class _Ids(RandomIdGenerator):
     """Random ids, but for a span whose id was chosen."""
 
-    chosen: int | None = None
+    next_id: int | None = None
 
     def generate_span_id(self) -> int:
-        chosen, self.chosen = self.chosen, None
-        return chosen or super().generate_span_id()
+        span_id, self.next_id = self.next_id, None
+        return span_id or super().generate_span_id()
 
 
 def link_to(span_id: int, traceparent: str) -> Link:
     """Return a link to a span of the trace that the traceparent belongs to."""
-    known = _known(traceparent)
-    return Link(SpanContext(known.trace_id, span_id, True, known.trace_flags))
+    parent = _known(traceparent)
+    return Link(SpanContext(parent.trace_id, span_id, True, parent.trace_flags))
 
 
 def failed(span: Span, code: str) -> None:
@@ -135,7 +135,7 @@ def _context(parent: str | Span | None) -> Context:
 
 
 def _known(traceparent: str) -> SpanContext:
-    found = _TRACEPARENT.fullmatch(traceparent)
-    assert found is not None, "a job's traceparent was checked when it was submitted"
-    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    match = _TRACEPARENT.fullmatch(traceparent)
+    assert match is not None, "a job's traceparent was checked when it was submitted"
+    trace_id, span_id, flags = (int(part, 16) for part in match.groups())
     return SpanContext(trace_id, span_id, True, TraceFlags(flags))

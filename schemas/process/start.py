@@ -129,9 +129,9 @@ def read_settings(
 
     `redis_url` is the Redis of a process that runs already: it is kept where nothing names another.
     """
-    known = {} if redis_url is None else {"redis_url": redis_url}
+    defaults = {} if redis_url is None else {"redis_url": redis_url}
     path = _config_path(argv) or os.environ.get("PENSTOCK_CONFIG")
-    return _resolved(settings, command, argv, known | _filed(path), path)
+    return _resolved(settings, command, argv, defaults | _filed(path), path)
 
 
 class WrongSettings(Exception):
@@ -162,24 +162,24 @@ def _resolved(
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            filed = InitSettingsSource(settings_cls, behind)
-            return init_settings, env_settings, filed, _Nearby(settings_cls, command)
+            file_settings = InitSettingsSource(settings_cls, behind)
+            return init_settings, env_settings, file_settings, _Nearby(settings_cls, command)
 
     try:
-        found: S = CliApp.run(Resolved, cli_args=list(argv))
+        result: S = CliApp.run(Resolved, cli_args=list(argv))
     except SettingsError as refusal:
         raise WrongSettings(_of_words(str(refusal), Resolved)) from None
     except ValidationError as refusal:
-        wrong = [(_words(each["loc"]), each["msg"]) for each in refusal.errors()]
+        wrong = [(_words(error["loc"]), error["msg"]) for error in refusal.errors()]
         raise WrongSettings(
             *(
-                f"{_place(words, argv, behind, path)}: {what.removeprefix('Value error, ')}"
-                for words, what in wrong
+                f"{_place(words, argv, behind, path)}: {message.removeprefix('Value error, ')}"
+                for words, message in wrong
             )
         ) from None
     if unknown_variables(os.environ):
         raise WrongSettings
-    return found
+    return result
 
 
 class _Nearby(PydanticBaseSettingsSource):
@@ -195,12 +195,12 @@ class _Nearby(PydanticBaseSettingsSource):
             return {}
         urls = nearby()
         if len(urls) > 1:
-            several = ", ".join(map(shown, urls))
-            raise WrongSettings(f"--redis-url: several `penstock up` run here, name one: {several}")
+            names = ", ".join(map(shown, urls))
+            raise WrongSettings(f"--redis-url: several `penstock up` run here, name one: {names}")
         if not urls:
             return {}
-        told = f"the server is that of the `penstock up` that runs here, {shown(urls[0])}"
-        print(f"{self._command}: {told}", file=sys.stderr)
+        sentence = f"the server is that of the `penstock up` that runs here, {shown(urls[0])}"
+        print(f"{self._command}: {sentence}", file=sys.stderr)
         return {"redis_url": urls[0]}
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[None, str, bool]:
@@ -214,19 +214,19 @@ def _filed(path: str | None) -> dict[str, object]:
     import yaml  # most processes have no such file, and each would be later
 
     try:
-        said: object = yaml.safe_load(Path(path).expanduser().read_text()) or {}
+        content: object = yaml.safe_load(Path(path).expanduser().read_text()) or {}
     except OSError as error:
         raise WrongSettings(f"--config: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         place = " ".join(str(error).split())
         raise WrongSettings(f"--config: {path} is not YAML: {place}") from None
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise WrongSettings(
             f"--config: {path} must have a setting a line, as in max_model_len: 4096"
         )
-    if unknown := unknown_keys(said):
-        raise WrongSettings(*(f"--config: {path}: {sentence}" for sentence in unknown))
-    return {str(key): value for key, value in said.items()}
+    if sentences := unknown_keys(content):
+        raise WrongSettings(*(f"--config: {path}: {sentence}" for sentence in sentences))
+    return {str(key): value for key, value in content.items()}
 
 
 def _words(place: tuple[int | str, ...]) -> list[str]:
@@ -240,7 +240,7 @@ def _place(
     """Return where a wrong value stands: its flag, else its variable, else the file and its key."""
     flag, name = f"--{'-'.join(words).replace('_', '-')}", words[0] if words else ""
     own = f"--{name.replace('_', '-')}"
-    if any(each.split("=", 1)[0].split(".", 1)[0] in (own, f"--no-{own[2:]}") for each in argv):
+    if any(arg.split("=", 1)[0].split(".", 1)[0] in (own, f"--no-{own[2:]}") for arg in argv):
         return flag
     if name and (variable := PREFIX + name.upper()) in os.environ:
         return f"{variable} in the environment"
@@ -249,32 +249,32 @@ def _place(
 
 def _of_words(refusal: str, settings: type[Settings]) -> str:
     """Return a sentence on what is wrong with the command line, and what was probably meant."""
-    said = refusal.removeprefix("error parsing CLI: ")
-    unknown = re.match(r"unrecognized arguments: (--)?([^ =]+)", said)
-    if unknown is None:
-        return f"{said} (--help lists all)"
-    dashes, word = unknown[1] or "", unknown[2]
-    meant = [f"--{name.replace('_', '-')}" for name in nearest(word, settings.model_fields)]
-    return f"{dashes}{word} is not known{did_you_mean(meant)} (--help lists all)"
+    message = refusal.removeprefix("error parsing CLI: ")
+    match = re.match(r"unrecognized arguments: (--)?([^ =]+)", message)
+    if match is None:
+        return f"{message} (--help lists all)"
+    dashes, word = match[1] or "", match[2]
+    guesses = [f"--{name.replace('_', '-')}" for name in nearest(word, settings.model_fields)]
+    return f"{dashes}{word} is not known{did_you_mean(guesses)} (--help lists all)"
 
 
-def words_of(given: object) -> list[str]:
+def words_of(value: object) -> list[str]:
     """Return a list of words, which may also be one text: separated by commas, or a list in JSON.
 
     Raises ValueError.
     """
-    if isinstance(given, str) and given.startswith("["):
-        given = object_of(given)
-    words = given if isinstance(given, list) else [given]
+    if isinstance(value, str) and value.startswith("["):
+        value = object_of(value)
+    words = value if isinstance(value, list) else [value]
     return [part.strip() for word in words for part in str(word).split(",") if part.strip()]
 
 
-def object_of(given: object) -> object:
+def object_of(value: object) -> object:
     """Return an object, which may also be given as a text in JSON. Raises ValueError."""
-    if not isinstance(given, str):
-        return given
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given)
+        return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
 
@@ -304,9 +304,9 @@ def write_log_to_stderr(
     target.propagate = False
     logging.captureWarnings(True)
     sys.excepthook = lambda *failure: root.critical("it ended by an error", exc_info=failure)
-    threading.excepthook = lambda failed: root.critical(
+    threading.excepthook = lambda failure: root.critical(
         "a thread ended by an error",
-        exc_info=(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback),
+        exc_info=(failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback),
     )
 
 
@@ -331,15 +331,15 @@ class _JsonFormatter(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message, *places = super().format(record).split("\n")
-        shown = {
+        fields = {
             "time": self.formatTime(record),
             "level": record.levelname.lower(),
             "part": self._part,
             "pid": record.process,
             "message": message,
         }
-        shown |= {name: record.__dict__[name] for name in LOG_FIELDS if name in record.__dict__}
-        return json.dumps(shown | ({"places": places} if places else {}))
+        fields |= {name: record.__dict__[name] for name in LOG_FIELDS if name in record.__dict__}
+        return json.dumps(fields | ({"places": places} if places else {}))
 
 
 def places(error: BaseException | None) -> list[str]:
@@ -353,7 +353,7 @@ def places(error: BaseException | None) -> list[str]:
     own = [type(error).__name__, *(f"  {at.filename}:{at.lineno} in {at.name}" for at in frames)]
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return own + [line for each in (*inner, before) for line in places(each)]
+    return own + [line for cause in (*inner, before) for line in places(cause)]
 
 
 def _config_path(argv: Sequence[str]) -> str | None:

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def traceparent_of(span: "Span") -> str:
-    known = span.get_span_context()
-    return f"00-{known.trace_id:032x}-{known.span_id:016x}-{int(known.trace_flags) & 1:02x}"
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags) & 1:02x}"
 
 
 def log_fields(job_id: str, traceparent: str | None) -> dict[str, str]:

@@ -25,10 +25,10 @@ class TracingSettings(Settings):
 
     @field_validator("otlp_traces_endpoint")
     @classmethod
-    def is_a_url(cls, given: str | None) -> str | None:
-        if given is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", given):
+    def is_a_url(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
             raise ValueError("must be a URL of OTLP over HTTP, as http://127.0.0.1:4318/v1/traces")
-        return given
+        return url
 
 
 def tracing(settings: TracingSettings, service: str) -> "Tracing | None":

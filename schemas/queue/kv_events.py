@@ -49,32 +49,32 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class BlockBatch:
-    """The changes of one entry. No block is both in `removed` and in `stored`.
+    """The changes of one entry. No block is both in `removals` and in `additions`.
 
     begins  whether all that was told before counts no more
     """
 
     begins: bool = False
-    removed: list[str] = field(default_factory=list)
-    stored: Mapping[str, CachedBlock] = field(default_factory=dict)
+    removals: list[str] = field(default_factory=list)
+    additions: Mapping[str, CachedBlock] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.begins or self.removed or self.stored)
+        return not (self.begins or self.removals or self.additions)
 
     def dump(self, block_size: int) -> bytes:
         """Return the events as a list in JSON, with blocks that follow each other in one event."""
         events: list[KvEvent] = [AllBlocksCleared()] if self.begins else []
-        if self.removed:
-            events.append(BlockRemoved(self.removed))
-        return _ENCODER.encode(events + _runs(self.stored, block_size))
+        if self.removals:
+            events.append(BlockRemoved(self.removals))
+        return _ENCODER.encode(events + _runs(self.additions, block_size))
 
     def state(self) -> list[bytes]:
         """Return hash and JSON of each stored block in turn."""
         return [
-            each
-            for block_hash, block in self.stored.items()
-            for each in (block_hash.encode(), _ENCODER.encode(block))
+            entry
+            for block_hash, block in self.additions.items()
+            for entry in (block_hash.encode(), _ENCODER.encode(block))
         ]
 
 

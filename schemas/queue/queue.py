@@ -86,7 +86,7 @@ class Queue:
         job: Job,
         reply_to: str | None,
         digest: str | None = None,
-        dumped: tuple[str, str] | None = None,
+        dump: tuple[str, str] | None = None,
         max_queued: int = 10_000,
         max_queued_tokens: int | None = None,
         result_ttl_s: int = 3600,
@@ -103,7 +103,7 @@ class Queue:
         reply_to      the pub/sub channel of its events; None means the job's own
         digest        stands for the body: the same id with the same digest is the same job,
                       submitted again; None means a digest of what the job asks
-        dumped        what `job.dump_and_digest` returns, where the caller made it already
+        dump          what `job.dump_and_digest` returns, where the caller made it already
         result_ttl_s  how long the result is kept after the end
         account       the job counts for it, under the limits that it has now; None means for
                       the tenant, without limits
@@ -112,7 +112,7 @@ class Queue:
         keeps_request  the job is kept as long as its result
         is_shared     a job of the tenant with the same digest, which has not ended, is joined
         """
-        text, own_digest = dumped or job.dump_and_digest()
+        text, own_digest = dump or job.dump_and_digest()
         options: dict[str, object] = {
             "tenant": job.tenant,
             "class": job.priority_class,
@@ -202,9 +202,9 @@ class Queue:
         """Cancel the jobs of accounts whose keys are revoked or expired. Return how many."""
         total = 0
         for at in range(0, len(accounts), MAX_ACCOUNTS_A_CALL):
-            those = accounts[at : at + MAX_ACCOUNTS_A_CALL]
+            batch = accounts[at : at + MAX_ACCOUNTS_A_CALL]
             for _ in range(MAX_CALLS_A_SWEEP):
-                reply = await self._run("housekeeping/revoke", MAX_JOBS_A_CALL, *those)
+                reply = await self._run("housekeeping/revoke", MAX_JOBS_A_CALL, *batch)
                 total += int(reply[0])
                 if int(reply[0]) < MAX_JOBS_A_CALL:
                     break
@@ -217,30 +217,30 @@ class Queue:
         """Return whether any job's record is kept. It looks at every key of the server."""
         cursor: Word = "0"
         while True:
-            cursor, found = await self._run("housekeeping/forget", cursor, KEYS_A_SEARCH)
-            if int(found) or cursor == b"0":
-                return bool(int(found))
+            cursor, count = await self._run("housekeeping/forget", cursor, KEYS_A_SEARCH)
+            if int(count) or cursor == b"0":
+                return bool(int(count))
 
     async def drop_lane(self) -> bool:
         """Drop what is left of a lane that nobody uses; return False where somebody does."""
         return (await self._run("housekeeping/forget", "drop", 0))[0] == b"dropped"
 
     async def counts(self) -> LaneStatus:
-        reply, reasons, seen = list[str](), Counter[str](), 0
+        reply, reasons, offset = list[str](), Counter[str](), 0
         while not reply or int(reply[19]) >= MAX_JOBS_A_CALL:
-            reply = [item.decode() for item in await self._run("jobs/counts", seen)]
+            reply = [item.decode() for item in await self._run("jobs/counts", offset)]
             reasons.update(dict(zip(reply[20::2], map(int, reply[21::2]), strict=True)))
-            seen += int(reply[19])
-        running, ended, interval_ms, handed_back, delayed = reply[:5]
+            offset += int(reply[19])
+        num_running, num_ended, interval_ms, num_handed_back, num_delayed = reply[:5]
         by_class = dict(zip(CLASSES, map(int, reply[5:9]), strict=True))
         return LaneStatus(
-            num_queued=int(handed_back) + int(delayed) + sum(by_class.values()),
-            num_running=int(running),
-            num_ended=int(ended),
+            num_queued=int(num_handed_back) + int(num_delayed) + sum(by_class.values()),
+            num_running=int(num_running),
+            num_ended=int(num_ended),
             interval_ms=float(interval_ms),
             by_class=by_class,
-            num_delayed=int(delayed),
-            num_handed_back=int(handed_back),
+            num_delayed=int(num_delayed),
+            num_handed_back=int(num_handed_back),
             num_queued_tokens=int(reply[15]),
             oldest_waiting_ms=int(reply[16]),
             is_wanted=reply[17] == "1",
@@ -268,8 +268,8 @@ class Queue:
 
     async def dead_letters(self, most: int = 100) -> tuple[list[DeadLetter], int]:
         """Return the newest dead letters, newest first, and how many older ones were dropped."""
-        dropped, *letters = await self._run("jobs/dead", "", most)
-        return [DeadLetter.model_validate_json(text) for text in letters], int(dropped)
+        num_dropped, *letters = await self._run("jobs/dead", "", most)
+        return [DeadLetter.model_validate_json(text) for text in letters], int(num_dropped)
 
     async def dead_letter(self, job_id: str) -> tuple[DeadLetter, Job | None]:
         """Return a dead letter and its job, None if that was not kept. Raises JobNotFound."""
@@ -342,7 +342,7 @@ class Queue:
     async def status(self, tenant: str, job_id: str) -> JobStatus:
         reply = await self._run("jobs/status", tenant, job_id)
         state = _known(reply, job_id)
-        tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:9]
+        tokens, background, cancel, created_at, started_at, ended_at, deadline, owner = reply[1:9]
         priority_class, metadata, position, reason, eta_ms, history, resumes = (
             item.decode() for item in reply[9:]
         )
@@ -352,10 +352,10 @@ class Queue:
             state=state,
             num_tokens=int(tokens),
             background=background == b"1",
-            cancelling=bool(cancelling) and not ended,
-            created_ms=int(created),
-            started_ms=_int(started),
-            ended_ms=_int(ended),
+            cancelling=bool(cancel) and not ended_at,
+            created_ms=int(created_at),
+            started_ms=_int(started_at),
+            ended_ms=_int(ended_at),
             deadline_ms=_int(deadline),
             worker=owner.decode() or None,
             priority_class=CLASS.validate_python(priority_class),
@@ -363,7 +363,7 @@ class Queue:
             reason=REASON.validate_python(reason) if reason else None,
             eta_ms=_int(eta_ms),
             metadata=json.loads(metadata or "{}"),
-            timeline=_timeline(int(created), history, _int(ended), state),
+            timeline=_timeline(int(created_at), history, _int(ended_at), state),
             resume="text" if resumes else "tokens",
         )
 
@@ -403,14 +403,14 @@ class Queue:
             AccountStatus(
                 name=name,
                 tenant=tenant,
-                num_queued=int(queued),
-                num_running=int(running),
-                blocked=blocked or None,
+                num_queued=int(num_queued),
+                num_running=int(num_running),
+                blocked=limit or None,
                 tokens_today=int(today),
                 tokens_this_month=int(this_month),
                 limits=Quota.model_validate_json(limits),
             )
-            for name, tenant, queued, running, blocked, today, this_month, limits in rows
+            for name, tenant, num_queued, num_running, limit, today, this_month, limits in rows
         ]
 
     async def rates(self, account: str) -> Rates:
@@ -436,10 +436,10 @@ class Queue:
             return await _apart(read_result, reply[2])
         *deltas, end = await _events(reply[2:])
         assert not isinstance(end, Delta)
-        made = [event for event in deltas if isinstance(event, Delta)]
-        num_choices = max((delta.index + 1 for delta in made), default=0)
-        kept = fold(job_id, self.lane.model, num_choices, made, end)
-        return await _apart(read_result, kept.dump().encode())
+        parts = [event for event in deltas if isinstance(event, Delta)]
+        num_choices = max((delta.index + 1 for delta in parts), default=0)
+        result = fold(job_id, self.lane.model, num_choices, parts, end)
+        return await _apart(read_result, result.dump().encode())
 
     # Private.
 
@@ -479,9 +479,9 @@ def _events_of_result(text: bytes) -> list[Event]:
 
 def _timeline(created_ms: int, history: str, ended_ms: int | None, state: State) -> list[Moment]:
     moments = [Moment(at_ms=created_ms, what="queued")]
-    for at_ms, what, *more in json.loads(f"[{history}]"):
-        detail = {"worker" if what == "started" else "why": more[0]} if more else {}
-        moments.append(Moment(at_ms=at_ms, what=what, **detail))
+    for at_ms, step, *more in json.loads(f"[{history}]"):
+        detail = {"worker" if step == "started" else "why": more[0]} if more else {}
+        moments.append(Moment(at_ms=at_ms, what=step, **detail))
     if ended_ms is not None:
         moments.append(Moment(at_ms=ended_ms, what=state))
     return moments

@@ -53,8 +53,8 @@ def refusal(answer: Submission, job: Job, limits: Quota | None = None) -> Pensto
             late = f"behind {counted(answer.num_queued, 'waiting job')} its time would be up"
             return DeadlineUnmeetable(f"timeout_ms: {late}; {when}", "timeout_ms", retry_ms)
         case Outcome.LIMITED:
-            known = (limits or Quota()).model_dump()[answer.reason]
-            why = WHY[answer.reason].format(most=f"{known} " if known else "")
+            limit = (limits or Quota()).model_dump()[answer.reason]
+            why = WHY[answer.reason].format(most=f"{limit} " if limit else "")
             sentence = f"{answer.reason}: {why}"
             wait = "" if answer.reason == "max_queued" else ', or submit with over_limit="wait"'
             if answer.reason in BUDGETS:

@@ -33,7 +33,7 @@ from penstock.schemas.result import MAX_RESULT_BYTES, fold
 
 MAX_BLOCK_MS = 2000  # below a link's time-out
 BlocksTold = Literal["ok", "behind", "lost"]
-BLOCKS_TOLD: Final[dict[bytes, BlocksTold]] = {b"ok": "ok", b"behind": "behind", b"lost": "lost"}
+BLOCK_REPLIES: Final[dict[bytes, BlocksTold]] = {b"ok": "ok", b"behind": "behind", b"lost": "lost"}
 SIGNALS = {signal.value.encode(): signal for signal in JobSignal}
 
 
@@ -176,8 +176,8 @@ class WorkerQueue(Queue):
             self._commit(worker, commits[at : at + MAX_JOBS_A_CALL])
             for at in range(0, len(commits), MAX_JOBS_A_CALL)
         ]
-        for some in await asyncio.gather(*calls):
-            signals |= some
+        for part in await asyncio.gather(*calls):
+            signals |= part
         return signals
 
     async def beat(
@@ -230,8 +230,8 @@ class WorkerQueue(Queue):
         """Hand claimed or started jobs back, and return how many. They go on before all others."""
         ids, count = list(job_ids), 0
         for at in range(0, len(ids), MAX_JOBS_A_CALL):
-            some = ids[at : at + MAX_JOBS_A_CALL]
-            count += int((await self._run("workers/release", worker, *some))[0])
+            batch = ids[at : at + MAX_JOBS_A_CALL]
+            count += int((await self._run("workers/release", worker, *batch))[0])
         return count
 
     async def held(self, worker: str, idle_ms: int) -> set[str]:
@@ -254,11 +254,11 @@ class WorkerQueue(Queue):
             "1" if batch.begins else "",
             most_entries,
             "" if batch.is_empty else batch.dump(block_size),
-            len(batch.removed),
-            *batch.removed,
+            len(batch.removals),
+            *batch.removals,
             *batch.state(),
         )
-        return BLOCKS_TOLD[reply[0]]
+        return BLOCK_REPLIES[reply[0]]
 
     async def _commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:
         args: list[Word] = []
@@ -280,8 +280,8 @@ class WorkerQueue(Queue):
 
 def _result(ending: Ending) -> bytes:
     job, end = ending.job, ending.end
-    kept = fold(job.job_id, job.model, job.num_choices, ending.deltas, end)
-    text = kept.dump().encode()
+    result = fold(job.job_id, job.model, job.num_choices, ending.deltas, end)
+    text = result.dump().encode()
     if len(text) <= MAX_RESULT_BYTES:
         return text
     if isinstance(end, Done):
@@ -289,7 +289,7 @@ def _result(ending: Ending) -> bytes:
             f"the answer takes {len(text)} bytes, at most {MAX_RESULT_BYTES} are kept; ask for"
             " fewer tokens, choices or logprobs"
         )
-    return kept.without_choices(end).dump().encode()
+    return result.without_choices(end).dump().encode()
 
 
 def _event_args(deltas: Sequence[Delta]) -> list[Word]:

@@ -54,10 +54,10 @@ class Cluster:
         self._is_doubted = True  # one slot seldom moves alone
 
     async def _ask_for_map(self) -> None:
-        known = list(dict.fromkeys([*self._owners.values(), *self._place.addresses]))
-        random.shuffle(known)
+        addresses = list(dict.fromkeys([*self._owners.values(), *self._place.addresses]))
+        random.shuffle(addresses)
         errors = []
-        for address in known:
+        for address in addresses:
             try:
                 async with asyncio.timeout(self._place.timeout_s / 2):
                     reply = await (await self._get_link(address)).ask(SLOTS)
@@ -70,15 +70,15 @@ class Cluster:
         raise LinkLost(f"no server of the cluster answers: {'; '.join(errors)}")
 
 
-def owners_of(reply: Reply, asked: Address) -> Iterator[tuple[int, Address]]:
+def owners_of(reply: Reply, server: Address) -> Iterator[tuple[int, Address]]:
     """Yield slots with their servers, out of a reply to CLUSTER SLOTS.
 
-    A server that does not know its own name is the one that was asked.
+    A server that does not know its own name is `server`, which was asked.
     """
     assert isinstance(reply, list)
     for entry in reply:
         match entry:
             case [int() as first, int() as last, [host, int() as port, *_], *_]:
                 name = host.decode() if isinstance(host, bytes) else ""
-                owner = Address(name if name and name != "?" else asked.host, port)
+                owner = Address(name if name and name != "?" else server.host, port)
                 yield from ((slot, owner) for slot in range(first, last + 1))

@@ -27,7 +27,7 @@ WAIT_SHARE = 0.8  # share of a link's time-out: the server answers before the li
 TOUCH_TTL_S = 60
 ASK_AGAIN_MS = 100  # replicas say by themselves what is on their disk but once a second
 RETRY_AFTER_MS = 1000  # what lacks is looked for again at each try
-UNKNOWN = "unknown command"
+UNKNOWN_COMMAND = "unknown command"
 
 
 @dataclass(slots=True, eq=False)
@@ -97,17 +97,17 @@ class GroupSync:
         self._where = "the disk and a replica" if self._num_replicas else "the disk"
         self._wait_ms = int(redis.place.timeout_s * 1000 * WAIT_SHARE)
         self._marks: dict[Address, Mark] = {}
-        self._opening: dict[Address, asyncio.Task[Mark]] = {}
-        self._failing: set[Address] = set()  # the log tells of each once
+        self._openings: dict[Address, asyncio.Task[Mark]] = {}
+        self._failures: set[Address] = set()  # the log tells of each once
 
     async def begin(self, prefix: str) -> Mark:
         try:
             address = await self._redis.find(prefix)
             mark = self._marks.get(address)
-            if mark is None or mark.link.lost.done():
-                if address not in self._opening:
-                    self._opening[address] = asyncio.create_task(self._open(address, prefix))
-                mark = await asyncio.shield(self._opening[address])
+            if mark is None or mark.link.loss.done():
+                if address not in self._openings:
+                    self._openings[address] = asyncio.create_task(self._open(address, prefix))
+                mark = await asyncio.shield(self._openings[address])
         except (LinkLost, ServerRefused) as error:
             self._redis.doubt()
             raise QueueUnreachable(f"Redis could not be reached: {error}") from error
@@ -140,7 +140,7 @@ class GroupSync:
             mark = self._marks[address] = Mark(address, link, prefix)
             return mark
         finally:
-            del self._opening[address]
+            del self._openings[address]
 
     async def _round(self, mark: Mark) -> None:
         before = mark.running
@@ -154,15 +154,15 @@ class GroupSync:
         except (LinkLost, ServerRefused) as error:
             mark.link.close(f"{error}")
             self._redis.doubt()
-            if mark.address not in self._failing:
-                what = "jobs are refused and tokens held back: nothing is known to be on"
-                log.warning("%s %s: %s", what, self._where, error)
-            self._failing.add(mark.address)
+            if mark.address not in self._failures:
+                effect = "jobs are refused and tokens held back: nothing is known to be on"
+                log.warning("%s %s: %s", effect, self._where, error)
+            self._failures.add(mark.address)
             raise
         mark.is_proven = True
-        if mark.address in self._failing:
+        if mark.address in self._failures:
             log.info("what is written is on %s again", self._where)
-        self._failing.discard(mark.address)
+        self._failures.discard(mark.address)
 
     async def _reach(self, mark: Mark) -> None:
         """Wait for all that was written on this server so far. Raises LinkLost or ServerRefused."""
@@ -170,18 +170,18 @@ class GroupSync:
         await mark.link.ask(pack("SET", f"{mark.prefix}synced", 1, "EX", TOUCH_TTL_S))
         if self._num_replicas and not await mark.link.ask(pack("WAIT", 1, self._wait_ms)):
             raise LinkLost(await self._what_replicas_lack(mark))
-        give_up_s, reached = time.monotonic() + self._wait_ms / 1000, None
+        give_up_s, reply = time.monotonic() + self._wait_ms / 1000, None
         while time.monotonic() < give_up_s:
             try:
-                asked = pack("WAITAOF", 1, self._num_replicas, ASK_AGAIN_MS)
-                match reached := await mark.link.ask(asked):
+                command = pack("WAITAOF", 1, self._num_replicas, ASK_AGAIN_MS)
+                match reply := await mark.link.ask(command):
                     case [1, int() as num_replicas] if num_replicas >= self._num_replicas:
                         return
             except ServerRefused as error:
-                if UNKNOWN in str(error):
+                if UNKNOWN_COMMAND in str(error):
                     return  # for fsync appendfsync is always, as was checked at the start
                 raise
-        match reached:
+        match reply:
             case [1, _]:
                 raise LinkLost(
                     f"a replica of {mark.address} has it in memory, and not on its disk in"

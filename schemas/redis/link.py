@@ -20,7 +20,7 @@ Reply = Union[bytes, int, None, list["Reply"], "ServerRefused"]
 MAX_WAITING = 4096  # commands of one link without a reply; further callers wait to send
 LOOKS = 5  # checks in one time-out; a peer is dead after so many without a reply
 IDLE_LOOKS = 15  # checks without any traffic, after which an idle peer is pinged
-NESTED = re.compile(r"-([A-Z]+) ")  # servers before 7.0 wrap a command's error in the script's
+NESTED_CODE = re.compile(r"-([A-Z]+) ")  # servers before 7.0 wrap a command's error in the script's
 
 
 class ServerRefused(Exception):
@@ -29,8 +29,8 @@ class ServerRefused(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.code = message.split(" ", 1)[0]
-        if self.code == "ERR" and (nested := NESTED.search(message)):
-            self.code = nested[1]
+        if self.code == "ERR" and (match := NESTED_CODE.search(message)):
+            self.code = match[1]
 
 
 class LinkLost(Exception):
@@ -42,13 +42,13 @@ class Link(asyncio.Protocol):
 
     def __init__(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self.lost: asyncio.Future[None] = loop.create_future()
+        self.loss: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._look_s = timeout_s / LOOKS
         self._reader = hiredis.Reader(protocolError=LinkLost, replyError=ServerRefused)
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[asyncio.Future[Reply]] = deque()
-        self._unsent: list[bytes] = []
+        self._buffer: list[bytes] = []
         self._outside: deque[asyncio.Future[None]] = deque()
         self._hear: Callable[[Reply], None] | None = None
         self._is_heard = False
@@ -56,30 +56,30 @@ class Link(asyncio.Protocol):
 
     # For callers.
 
-    async def ask(self, packed: bytes) -> Reply:
+    async def ask(self, command: bytes) -> Reply:
         """Send one command and return its reply. Raises ServerRefused or LinkLost."""
-        while len(self._waiting) >= MAX_WAITING and not self.lost.done():
+        while len(self._waiting) >= MAX_WAITING and not self.loss.done():
             room = self._loop.create_future()
             self._outside.append(room)
             await room
-        reply = await self.send(packed)
+        reply = await self.send(command)
         if isinstance(reply, ServerRefused):
             raise reply
         return reply
 
-    def send(self, packed: bytes) -> asyncio.Future[Reply]:
+    def send(self, command: bytes) -> asyncio.Future[Reply]:
         """Send one command and return its future reply, which may be a ServerRefused.
 
         Commands sent in one turn of the event loop go out together. The future raises LinkLost.
         """
         answer: asyncio.Future[Reply] = self._loop.create_future()
-        if self.lost.done():
+        if self.loss.done():
             answer.set_exception(LinkLost("the connection is closed"))
             return answer
         if not self._waiting:
             self._silent_looks = 0
         self._waiting.append(answer)
-        self._write(packed)
+        self._write(command)
         return answer
 
     def listen(self, hear: Callable[[Reply], None]) -> None:
@@ -89,10 +89,10 @@ class Link(asyncio.Protocol):
         """
         self._hear = hear
 
-    def tell(self, packed: bytes) -> None:
+    def tell(self, command: bytes) -> None:
         """Send a subscriber's command; `hear` gets the answer."""
-        if not self.lost.done():
-            self._write(packed)
+        if not self.loss.done():
+            self._write(command)
 
     def close(self, why: str = "closed") -> None:
         """Close the link. All callers that wait get LinkLost."""
@@ -138,15 +138,15 @@ class Link(asyncio.Protocol):
                 waiter.set_result(None)
                 room -= 1
 
-    def _write(self, packed: bytes) -> None:
-        if not self._unsent:
+    def _write(self, command: bytes) -> None:
+        if not self._buffer:
             self._loop.call_soon(self._flush)
-        self._unsent.append(packed)
+        self._buffer.append(command)
 
     def _flush(self) -> None:
-        if self._transport is not None and self._unsent and not self.lost.done():
-            self._transport.write(b"".join(self._unsent))
-        self._unsent.clear()
+        if self._transport is not None and self._buffer and not self.loss.done():
+            self._transport.write(b"".join(self._buffer))
+        self._buffer.clear()
 
     def _watch(self) -> None:
         """Check whether the peer lives, and lose the link where it was silent for too long.
@@ -154,7 +154,7 @@ class Link(asyncio.Protocol):
         Checks are counted, not seconds, so that after a pause of this process itself what arrived
         meanwhile still counts.
         """
-        if self.lost.done():
+        if self.loss.done():
             return
         self._loop.call_later(self._look_s, self._watch)
         if not self._waiting:
@@ -172,9 +172,9 @@ class Link(asyncio.Protocol):
             self._lose(LinkLost(f"no reply in {self._look_s * LOOKS:g} s"))
 
     def _lose(self, why: LinkLost) -> None:
-        if self.lost.done():
+        if self.loss.done():
             return
-        self.lost.set_result(None)
+        self.loss.set_result(None)
         for answer in self._waiting:
             if not answer.done():
                 answer.set_exception(LinkLost(*why.args))
@@ -185,8 +185,8 @@ class Link(asyncio.Protocol):
 
 
 def pack(*words: Word) -> bytes:
-    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]
-    return packed
+    command: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]
+    return command
 
 
 PING = pack("PING")

@@ -45,8 +45,8 @@ class Hosts(Primary):
     """Finds the first server of the URL that says it is primary. A single one is not asked."""
 
     async def _look(self) -> Address:
-        first, *others = self._place.addresses
-        if not others:
+        first, *rest = self._place.addresses
+        if not rest:
             return first
         verdicts = await asyncio.gather(
             *map(self._is_primary, self._place.addresses), return_exceptions=True
@@ -79,14 +79,14 @@ class Sentinels(Primary):
     async def _ask(self, sentinel: Address) -> Address:
         link = await open_link(sentinel, self._place, self._place.sentinel_login, 0)
         try:
-            named = await link.ask(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service))
+            reply = await link.ask(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service))
         finally:
             link.close()
-        return _address(named, self._place.service)
+        return _address(reply, self._place.service)
 
 
-def _address(named: Reply, service: str) -> Address:
-    match named:
+def _address(reply: Reply, service: str) -> Address:
+    match reply:
         case [bytes() as host, bytes() as port]:
             return Address(host.decode(), int(port))
     raise LinkLost(f"service: {service!r} is not known there")

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-SHARED = ("lane", "accounts", "waiting", "log", "storage")  # in the order in which they are sent
-DEFINED = re.compile(r"^(?:local )?function (\w+)|^local ((?:\w+, )*\w+)", re.MULTILINE)
+SHARED_PARTS = ("lane", "accounts", "waiting", "log", "storage")  # sent in this order
+DEFINITION = re.compile(r"^(?:local )?function (\w+)|^local ((?:\w+, )*\w+)", re.MULTILINE)
 COMMENT_OR_TEXT = re.compile(r"--.*|'[^'\n]*'")
 
 
@@ -27,11 +27,11 @@ COMMENT_OR_TEXT = re.compile(r"--.*|'[^'\n]*'")
 def script_text(name: str) -> tuple[str, str]:
     """Return the whole text of a script, and the digest by which Redis knows it."""
     own = (SCRIPTS / f"{name}.lua").read_text()
-    wanted, sent = _names(own), set[str]()
-    while found := {part for part in _parts() if part not in sent and _defines(part) & wanted}:
-        sent |= found
-        wanted.update(*map(_names, found))
-    text = "\n\n".join([*(part for part in _parts() if part in sent), own])
+    names, parts = _names(own), set[str]()
+    while more := {part for part in _parts() if part not in parts and _defines(part) & names}:
+        parts |= more
+        names.update(*map(_names, more))
+    text = "\n\n".join([*(part for part in _parts() if part in parts), own])
     return text, hashlib.sha1(text.encode()).hexdigest()
 
 
@@ -39,7 +39,7 @@ def script_text(name: str) -> tuple[str, str]:
 def _parts() -> list[str]:
     return [
         part.strip("\n")
-        for name in SHARED
+        for name in SHARED_PARTS
         for part in re.split(r"\n\n+", (SCRIPTS / "shared" / f"{name}.lua").read_text())
     ]
 
@@ -49,8 +49,8 @@ def _names(part: str) -> set[str]:
 
 
 def _defines(part: str) -> set[str]:
-    found = DEFINED.findall(part)
-    return {word for one, several in found for word in (one, *several.split(", ")) if word}
+    matches = DEFINITION.findall(part)
+    return {word for function, names in matches for word in (function, *names.split(", ")) if word}
 
 
 if __name__ == "__main__":

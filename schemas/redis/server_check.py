@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.keys import Lane
-from penstock.schemas.redis.group_sync import UNKNOWN, Durability, sync_for
+from penstock.schemas.redis.group_sync import UNKNOWN_COMMAND, Durability, sync_for
 from penstock.schemas.redis.link import Link, LinkLost, ServerRefused, pack
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import Address, Kind
@@ -16,7 +16,7 @@ OLDEST = (6, 2)
 RETRY_S = 1.0
 LOGIN = {"NOAUTH", "WRONGPASS"}
 # Lanes of no model, for a key to wait for: so many that some lie on every server of a cluster.
-CHECKED = [Lane("check", number) for number in range(1024)]
+CHECK_LANES = [Lane("check", number) for number in range(1024)]
 Facts = dict[str, str]
 
 
@@ -91,13 +91,13 @@ async def check_disks(redis: Redis, durability: Durability) -> list[str]:
         return ""
 
     try:
-        lanes = {await redis.find(lane.prefix): lane for lane in CHECKED}
-        told = await asyncio.gather(*map(prove, lanes.values()))
+        lanes = {await redis.find(lane.prefix): lane for lane in CHECK_LANES}
+        faults = await asyncio.gather(*map(prove, lanes.values()))
     except (LinkLost, ServerRefused) as error:
-        told = [f"Redis could not be reached: {error}"]
+        faults = [f"Redis could not be reached: {error}"]
     finally:
         sync.close()
-    return [f"durability {durability}: {fault}" for fault in told if fault]
+    return [f"durability {durability}: {fault}" for fault in faults if fault]
 
 
 async def _addresses(redis: Redis) -> tuple[Address, ...]:
@@ -161,16 +161,16 @@ async def _check_durability(
         return warnings
     try:
         await link.ask(pack("WAITAOF", 0, 0, 0))
-    except ServerRefused as lacking:
-        if durability == "replicas" and UNKNOWN in str(lacking):
+    except ServerRefused as refusal:
+        if durability == "replicas" and UNKNOWN_COMMAND in str(refusal):
             return [f"{address} has no WAITAOF: what is answered is in a replica's memory alone"]
         if durability == "fsync" and is_written_through:
             return []
         instead = ", or appendfsync always" if durability == "fsync" else ""
         raise UnfitServer(
             f"{address}: durability {durability} needs WAITAOF, of Redis 7.2 or newer or Valkey"
-            f"{instead}; {lacking}"
-        ) from lacking
+            f"{instead}; {refusal}"
+        ) from refusal
     return warnings
 
 

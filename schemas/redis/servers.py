@@ -18,7 +18,7 @@ from penstock.schemas.redis.url import Address, Kind, RedisUrl
 PAUSES_S = (0.02, 0.1, 0.3)  # between attempts of one call
 BACK_OFF_S = (0.0, 0.02, 0.05, 0.1, 0.2)  # by the number of failures to connect in a row
 MAX_REDIRECTIONS = 5
-BLOCKING = {"XREAD", "XREADGROUP", "BLPOP", "BLMOVE", "WAIT"}  # each on a link of its own
+BLOCKING_COMMANDS = {"XREAD", "XREADGROUP", "BLPOP", "BLMOVE", "WAIT"}  # each on a link of its own
 # A server closes the link on which a longer command comes, and with it cuts off all who share it.
 MAX_COMMAND_BYTES = 2**29
 MAX_BLOCK_S = 10.0  # longer than any blocking command waits
@@ -50,7 +50,7 @@ class Links:
     def __init__(self, place: RedisUrl) -> None:
         self.place = place
         self._links: dict[Address, Link] = {}
-        self._opening: dict[Address, asyncio.Task[Link]] = {}
+        self._openings: dict[Address, asyncio.Task[Link]] = {}
         self._num_failures: dict[Address, int] = {}
         self._is_closed = False
 
@@ -58,14 +58,14 @@ class Links:
         if self._is_closed:
             raise LinkLost("closed")
         link = self._links.get(address)
-        if link is not None and not link.lost.done():
+        if link is not None and not link.loss.done():
             return link
-        opening = self._opening.get(address)
-        if opening is None:
-            opening = asyncio.create_task(self._open(address))
-            self._opening[address] = opening
-            opening.add_done_callback(lambda task: self._opened(address, task))
-        return await asyncio.shield(opening)  # other callers wait for it too
+        attempt = self._openings.get(address)
+        if attempt is None:
+            attempt = asyncio.create_task(self._open(address))
+            self._openings[address] = attempt
+            attempt.add_done_callback(lambda task: self._opened(address, task))
+        return await asyncio.shield(attempt)  # other callers wait for it too
 
     async def open(self, address: Address, timeout_s: float = 0) -> Link:
         """Open a further link, which only the caller uses. Raises LinkLost or ServerRefused."""
@@ -92,7 +92,7 @@ class Links:
         return link
 
     def _opened(self, address: Address, task: asyncio.Task[Link]) -> None:
-        del self._opening[address]
+        del self._openings[address]
         if not task.cancelled():
             task.exception()  # the callers that waited have the error
 
@@ -129,16 +129,16 @@ class Redis:
 
     async def call(self, *words: Word) -> Reply:
         """Run a command. Raises ServerRefused, or LinkLost where a few attempts reached none."""
-        key, packed = key_of(words), pack(*words)
-        if len(packed) > MAX_COMMAND_BYTES:
+        key, command = key_of(words), pack(*words)
+        if len(command) > MAX_COMMAND_BYTES:
             raise ServerRefused(
-                f"TOOLARGE a command of {len(packed)} bytes; at most {MAX_COMMAND_BYTES}"
+                f"TOOLARGE a command of {len(command)} bytes; at most {MAX_COMMAND_BYTES}"
             )
         began_s = time.monotonic()
         give_up_s = began_s + max(2 * self.place.timeout_s, self.place.retry_s)
         for pause_s in _pauses_s(began_s + self.place.retry_s):
             try:
-                return await self._attempt(key, packed, words[0] in BLOCKING)
+                return await self._attempt(key, command, words[0] in BLOCKING_COMMANDS)
             except (LinkLost, ServerRefused) as failure:
                 if isinstance(failure, ServerRefused) and failure.code not in TRANSIENT:
                     raise
@@ -159,13 +159,13 @@ class Redis:
         """Open a link that nobody shares."""
         return await self._links.open(address)
 
-    async def _attempt(self, key: bytes, packed: bytes, blocks: bool) -> Reply:
+    async def _attempt(self, key: bytes, command: bytes, blocks: bool) -> Reply:
         address = await self._finder.find(key)
         for _ in range(MAX_REDIRECTIONS):
             try:
                 if blocks:
-                    return await self._ask_alone(address, packed)
-                return await (await self._links.get(address)).ask(packed)
+                    return await self._ask_alone(address, command)
+                return await (await self._links.get(address)).ask(command)
             except ServerRefused as error:
                 if error.code != "MOVED":
                     raise
@@ -173,15 +173,15 @@ class Redis:
                 self._finder.moved(slot, address)
         raise LinkLost(f"the servers of the cluster do not agree who has {key!r:.100}")
 
-    async def _ask_alone(self, address: Address, packed: bytes) -> Reply:
+    async def _ask_alone(self, address: Address, command: bytes) -> Reply:
         """Run a blocking command on a link of its own, as it would keep other callers waiting."""
         idle = self._idle.setdefault(address, [])
-        while idle and idle[-1].lost.done():
+        while idle and idle[-1].loss.done():
             idle.pop()
         timeout_s = self.place.timeout_s + MAX_BLOCK_S
         link = idle.pop() if idle else await self._links.open(address, timeout_s)
         try:
-            reply = await link.ask(packed)
+            reply = await link.ask(command)
         except ServerRefused:
             idle.append(link)
             raise
@@ -226,8 +226,8 @@ def key_of(words: tuple[Word, ...]) -> bytes:
     return key if isinstance(key, bytes) else str(key).encode()
 
 
-def redirection(error: ServerRefused, asked: Address) -> tuple[int, Address]:
-    """Read slot and server out of `MOVED 3999 host:port`. Without a host it is the one asked."""
+def redirection(error: ServerRefused, server: Address) -> tuple[int, Address]:
+    """Read slot and server out of `MOVED 3999 host:port`. Without a host it is `server`."""
     _, slot, place = str(error).split(" ", 2)
     host, _, port = place.rpartition(":")
-    return int(slot), Address(host or asked.host, int(port))
+    return int(slot), Address(host or server.host, int(port))

@@ -30,16 +30,16 @@ class Subscriber:
         self._redis = redis
         self._hear = hear
         self._miss = miss
-        self._confirmed: dict[str, asyncio.Event] = {}
-        self._told: dict[str, Address] = {}
+        self._confirmations: dict[str, asyncio.Event] = {}
+        self._homes: dict[str, Address] = {}
         self._links: dict[Address, Link] = {}
-        self._opening: dict[Address, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()
-        self._keeping: asyncio.Task[None] | None = None
+        self._openings: dict[Address, asyncio.Task[None]] = {}
+        self._change = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        keeping = [] if self._keeping is None else [self._keeping]
-        for task in (tasks := [*keeping, *self._opening.values()]):
+        keepers = [] if self._keeper is None else [self._keeper]
+        for task in (tasks := [*keepers, *self._openings.values()]):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
@@ -49,23 +49,23 @@ class Subscriber:
 
     async def subscribe(self, channel: str) -> None:
         """Return once Redis sends this channel here. Raises QueueUnreachable."""
-        confirmed = self._confirmed.setdefault(channel, asyncio.Event())
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep())
-        if confirmed.is_set():
+        confirmation = self._confirmations.setdefault(channel, asyncio.Event())
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+        if confirmation.is_set():
             return
-        self._changed.set()
+        self._change.set()
         try:
             async with asyncio.timeout(SUBSCRIBE_S):
-                await confirmed.wait()
+                await confirmation.wait()
         except TimeoutError:
             raise QueueUnreachable("Redis could not be reached: no subscription") from None
 
     async def _keep(self) -> None:
         while True:
-            self._changed.clear()
+            self._change.clear()
             is_lacking = False
-            for channel in list(self._confirmed):
+            for channel in list(self._confirmations):
                 try:
                     self._place(channel, await self._redis.find(channel))
                 except (LinkLost, ServerRefused):
@@ -75,22 +75,22 @@ class Subscriber:
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
-                    await self._changed.wait()
+                    await self._change.wait()
 
     def _place(self, channel: str, address: Address) -> None:
-        told = self._told.get(channel)
-        if told == address:
+        home = self._homes.get(channel)
+        if home == address:
             return
-        if told is not None:  # the slot moved to another server
-            self._links[told].tell(pack("UNSUBSCRIBE", channel))
-            del self._told[channel]
-            self._confirmed[channel].clear()
+        if home is not None:  # the slot moved to another server
+            self._links[home].tell(pack("UNSUBSCRIBE", channel))
+            del self._homes[channel]
+            self._confirmations[channel].clear()
             self._miss()
         if address in self._links:
-            self._told[channel] = address
+            self._homes[channel] = address
             self._links[address].tell(pack("SUBSCRIBE", channel))
-        elif address not in self._opening:
-            self._opening[address] = asyncio.create_task(self._open(address))
+        elif address not in self._openings:
+            self._openings[address] = asyncio.create_task(self._open(address))
 
     async def _open(self, address: Address) -> None:
         try:
@@ -101,21 +101,21 @@ class Subscriber:
         else:
             link.listen(partial(self._take, address))
             self._links[address] = link
-            link.lost.add_done_callback(lambda _: self._lose(address, link))
+            link.loss.add_done_callback(lambda _: self._lose(address, link))
         finally:
-            del self._opening[address]
-            self._changed.set()
+            del self._openings[address]
+            self._change.set()
 
     def _lose(self, address: Address, link: Link) -> None:
         if self._links.get(address) is not link:
             return
         del self._links[address]
-        for channel in [each for each, at in self._told.items() if at == address]:
-            del self._told[channel]
-            self._confirmed[channel].clear()
+        for channel in [name for name, at in self._homes.items() if at == address]:
+            del self._homes[channel]
+            self._confirmations[channel].clear()
         self._redis.doubt()
         self._miss()
-        self._changed.set()
+        self._change.set()
 
     def _take(self, address: Address, reply: Reply) -> None:
         match reply:
@@ -123,7 +123,7 @@ class Subscriber:
                 self._hear(channel, message)
             case [b"subscribe", bytes() as channel, _]:
                 name = channel.decode()
-                if self._told.get(name) == address:
-                    self._confirmed[name].set()
+                if self._homes.get(name) == address:
+                    self._confirmations[name].set()
             case ServerRefused():
                 self._links[address].close(str(reply))

@@ -147,10 +147,10 @@ def _parse_unix(url: str) -> RedisUrl:
 
 
 def _split_login(netloc: str) -> tuple[Login, str]:
-    given, at, hosts = netloc.rpartition("@")
+    login, at, hosts = netloc.rpartition("@")
     if not at:
         return Login(None, None), hosts
-    username, colon, password = given.partition(":")
+    username, colon, password = login.partition(":")
     if not colon:
         raise BadUrl("password: missing; the part before @ is user:password, or :password")
     return Login(unquote(username) or None, unquote(password)), hosts

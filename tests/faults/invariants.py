@@ -13,7 +13,7 @@ import redis
 from penstock.gateway.auth.api_key import API_KEYS, SECRET_MARK
 from penstock.schemas.event import EVENT, Delta
 from penstock.schemas.keys import CHORES, MODELS, NAMESPACE, Lane
-from penstock.schemas.redis.server_check import CHECKED
+from penstock.schemas.redis.server_check import CHECK_LANES
 from penstock.schemas.result import KeptResult
 
 END_STATES = {"succeeded", "failed", "cancelled", "expired", "dead"}
@@ -214,7 +214,7 @@ def foreign_keys(store: Store, lane: Lane) -> list[str]:
     """Keys that no lane of a known model, no chore, no configuration and no check accounts for."""
     known = [MODELS, API_KEYS, SECRET_MARK, CHORES, lane.prefix]
     known += [f"{NAMESPACE}:{{{name.decode()}:" for name in store.hkeys(MODELS)]
-    known += [f"{lane.prefix}synced" for lane in CHECKED]
+    known += [f"{lane.prefix}synced" for lane in CHECK_LANES]
     names = [key.decode() for key in store.scan_iter("*", count=1000)]
     return [name for name in names if not name.startswith(tuple(known))]
 

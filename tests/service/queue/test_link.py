@@ -231,10 +231,10 @@ def test_an_idle_link_asks_whether_its_peer_lives(redis_url: str) -> None:
             await redis.call("PING")
             link = next(iter(redis._links._links.values()))
             await asyncio.sleep(1.0)
-            assert not link.lost.done()
+            assert not link.loss.done()
             os.kill(server.pid or 0, signal.SIGSTOP)
             try:
-                await wait_for(link.lost.done)
+                await wait_for(link.loss.done)
             finally:
                 os.kill(server.pid or 0, signal.SIGCONT)
 
