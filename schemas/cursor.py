@@ -9,7 +9,7 @@ import msgspec
 from penstock.schemas.errors import InvalidJob, StreamDiverged
 from penstock.schemas.event import Delta, Done, Event, Failed
 from penstock.schemas.result import after
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 
 _ID = re.compile(r"([0-9]{1,15})(?:-([0-9a-f]{8}))?")
 
@@ -77,7 +77,7 @@ class Cursor:
 
     def __post_init__(self) -> None:
         if self.position == 0 and self.checksum is None:
-            self.checksum = NOTHING
+            self.checksum = EMPTY
         self._start = Had(self.position, self.checksum)
 
     @property

@@ -17,7 +17,7 @@ from penstock.schemas.event import (
     Result,
     TokenLogprob,
 )
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 
 MAX_RESULT_BYTES = 2**28  # Redis takes half a GiB in one piece, and each reader holds it whole
 _NULL = msgspec.Raw(b"null")
@@ -47,7 +47,7 @@ class KeptResult(Result):
     def events(self) -> Iterator[Delta | Done | Failed]:
         """Yield the very events of the log, cut as they were."""
         position, token_at, text_at = 0, [0] * len(self.choices), [0] * len(self.choices)
-        checksum = NOTHING
+        checksum = EMPTY
         for index, num_tokens, num_chars in self.marks:
             choice, begin, text_begin = self.choices[index], token_at[index], text_at[index]
             token_at[index], text_at[index] = begin + num_tokens, text_begin + num_chars

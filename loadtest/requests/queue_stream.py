@@ -16,7 +16,7 @@ from penstock.schemas.errors import PenstockError
 from penstock.schemas.event import Delta, Done
 from penstock.schemas.job import Message
 from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class QueueTarget:
             params=_params(request, way),
             traceparent=f"00-{timeline.trace_id}-{secrets.token_hex(8)}-01",
         )
-        position, checksum = 0, NOTHING  # counted here, whatever the events say of themselves
+        position, checksum = 0, EMPTY  # counted here, whatever the events say of themselves
         async with aclosing(self.client.event_batches(timeline.job_id)) as batches:
             async for batch in batches:
                 now_s = time.perf_counter()

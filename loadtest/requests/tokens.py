@@ -12,7 +12,7 @@ from typing import NamedTuple
 from penstock.schemas.cursor import Had
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 
 
 class SeenPiece(NamedTuple):
@@ -69,7 +69,7 @@ def against_log(
     An event without text may not have been shown by itself; the next one's id counts its tokens.
     `num_expected` is how many tokens were to be made at least.
     """
-    cuts, texts, num_chars, checksum, end = {0: _Cut(0, 0, NOTHING)}, list[str](), 0, NOTHING, 0
+    cuts, texts, num_chars, checksum, end = {0: _Cut(0, 0, EMPTY)}, list[str](), 0, EMPTY, 0
     at = num_lost = num_repeated = num_foreign = 0
     for delta in log:
         num_lost += max(0, delta.position - end)

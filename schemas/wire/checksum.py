@@ -9,7 +9,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-NOTHING = 0  # the checksum before the first token
+EMPTY = 0  # the checksum before the first token
 _CHOICE_SHIFT = 22
 _WORD = struct.Struct("<I")
 

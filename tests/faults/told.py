@@ -7,7 +7,7 @@ from urllib.parse import quote
 from event_source import EventSource
 from faults.reference import answer
 from penstock.schemas.event import Delta, Done, Failed
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 
 MAX_DIVERGED = 10  # of one reader
 
@@ -68,7 +68,7 @@ class Told:
     num_attaches: int = 0
     source: EventSource = field(default_factory=EventSource)
     last_id: str = "0"
-    checksum: int = NOTHING
+    checksum: int = EMPTY
     is_unknown: bool = False  # Redis lost it
     num_diverged: int = 0
 
@@ -98,7 +98,7 @@ class Told:
         self.num_diverged += 1
         if self.num_diverged > MAX_DIVERGED:
             raise Broken(f"{self.job_id}: told {MAX_DIVERGED} times that its stream diverged")
-        self.cursor, self.checksum, self.last_id = 0, NOTHING, "0"
+        self.cursor, self.checksum, self.last_id = 0, EMPTY, "0"
         self.deltas, self.source = [], EventSource()
 
     def check(self) -> None:

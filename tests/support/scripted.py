@@ -18,7 +18,7 @@ from penstock.schemas.model import ModelCard, WorkerCard
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 from plain import plain
 
 MODEL = "tiny"
@@ -93,7 +93,7 @@ def delta(job_id: str, position: int, num_tokens: int = 1, index: int = 0) -> De
 def continued(job_id: str, made: list[Delta], num_tokens: int = 1, index: int = 0) -> Delta:
     """The next delta of a log, with the checksum of all that came before."""
     new = delta(job_id, made[-1].end if made else 0, num_tokens, index)
-    before = made[-1].checksum if made else NOTHING
+    before = made[-1].checksum if made else EMPTY
     assert before is not None
     return msgspec.structs.replace(new, checksum=roll(before, index, new.token_ids))
 
@@ -107,7 +107,7 @@ def deltas(job_id: str, *counts: int) -> list[Delta]:
 
 def done(made: list[Delta]) -> Done:
     end = made[-1].end if made else 0
-    checksum = made[-1].checksum if made else NOTHING
+    checksum = made[-1].checksum if made else EMPTY
     usage = Usage(prompt_tokens=1, completion_tokens=end)
     return Done(position=end, usage=usage, checksum=checksum)
 

@@ -12,7 +12,7 @@ from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason,
 from penstock.schemas.job import Job
 from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.schemas.process.trace_context import log_fields
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 from penstock.worker.engine.io.messages import (
     BATCH_PRIORITY,
     NO_WORDS,
@@ -65,7 +65,7 @@ class ActiveJob:
     _num_open: int = 0  # choices that are not finished
     _pending: dict[int, TextPiece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
-    _checksum: int = NOTHING
+    _checksum: int = EMPTY
 
     def __post_init__(self) -> None:
         self.deltas = list(self.started.log)
@@ -74,7 +74,7 @@ class ActiveJob:
         for delta in self.deltas:
             logged.take(delta)
             self.completions[delta.index].replay(delta)
-        self._checksum = logged.checksum or NOTHING
+        self._checksum = logged.checksum or EMPTY
         self._num_open = len(self.open_choices())
 
     @property
@@ -218,7 +218,7 @@ class ActiveJob:
         self._seal()
         kept = [delta for delta in self.deltas if delta.end <= position]
         beyond = self.deltas[len(kept) :]
-        self.deltas, self._checksum = kept, NOTHING
+        self.deltas, self._checksum = kept, EMPTY
         self.num_committed = min(self.num_committed, len(kept))
         self.completions = [completion.anew() for completion in self.completions]
         for delta in kept:

@@ -18,7 +18,7 @@ from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request
 from penstock.schemas.event import Delta
 from penstock.schemas.keys import Lane
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 
 FAKE = ["serve", "--model", "fake", "--load-format", "fake", "--fake-step-ms", "1"]
 SMALL = ["--num-prompts", "10", "--input-len", "9", "--output-len", "12"]
@@ -26,7 +26,7 @@ JOB = Lane("x").new_job_id()
 
 
 def logged(*pieces: tuple[list[int], str]) -> list[Delta]:
-    position, checksum, deltas = 0, NOTHING, list[Delta]()
+    position, checksum, deltas = 0, EMPTY, list[Delta]()
     for token_ids, text in pieces:
         checksum = roll(checksum, 0, token_ids)
         deltas.append(Delta(position, token_ids, text=text, checksum=checksum))

@@ -21,7 +21,7 @@ from penstock.schemas.event import EVENT, Delta, Done, Event, Failed, TokenLogpr
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.result import KeptResult, fold
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 from plain import plain
 from scripted import LANE, queue_at, started
 from stage import GatewayProcess
@@ -35,7 +35,7 @@ def log_of(tokens: list[Token], cuts: Cuts) -> list[Event]:
     """A log of these tokens, an event of one choice at least from cut to cut, and its end."""
     edges = {at for at in range(1, len(tokens)) if tokens[at - 1][0] != tokens[at][0]}
     borders = sorted({0, len(tokens), *edges, *(at for at in cuts if at < len(tokens))})
-    checksum, made = NOTHING, list[Event]()
+    checksum, made = EMPTY, list[Event]()
     for begin, end in pairwise(borders):
         index, ids = tokens[begin][0], [token for _, token in tokens[begin:end]]
         checksum = roll(checksum, index, ids)

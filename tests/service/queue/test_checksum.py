@@ -18,7 +18,7 @@ from penstock.schemas.event import EVENT, Delta, Done, Event, Failed, Usage
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.result import fold
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 from penstock.worker.engine.io.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
@@ -39,7 +39,7 @@ def taken(events: list[Event], at: int = 0) -> list[Event]:
 def test_the_checksum_is_a_crc_of_words_however_the_tokens_are_cut(
     cuts: list[tuple[int, list[int]]],
 ) -> None:
-    words, rolled, token_by_token = b"", NOTHING, NOTHING
+    words, rolled, token_by_token = b"", EMPTY, EMPTY
     for index, token_ids in cuts:
         rolled = roll(rolled, index, token_ids)
         for token_id in token_ids:

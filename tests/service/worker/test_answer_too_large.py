@@ -10,7 +10,7 @@ from penstock.schemas.event import Failed
 from penstock.schemas.queue import worker_queue
 from penstock.schemas.redis import servers
 from penstock.schemas.redis.connection import Connection, connect
-from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 from penstock.worker.engine.io.messages import Output
 from penstock.worker.jobs.lease_clock import LeaseClock
 from plain import plain
@@ -41,7 +41,7 @@ def test_a_job_with_more_than_a_result_may_hold_ends_as_failed(
             await plain(streamer.queue.connection.redis).delete(f"{LANE.job(job_id)}:log")
             late = (await streamer.queue.attach("default", job_id, "c", 0)).events
             assert live[-1] == late[-1]
-            assert (live[-1].position, live[-1].checksum) == (num_tokens, roll(NOTHING, 0, ids))
+            assert (live[-1].position, live[-1].checksum) == (num_tokens, roll(EMPTY, 0, ids))
             if isinstance(end := late[-1], Failed):
                 assert end.error.code == "answer_too_large" and end.error.status == 400
                 assert [choice.text for choice in result.choices] == [""]

@@ -22,8 +22,7 @@ from penstock.schemas.errors import QueueUnreachable, StreamDiverged
 from penstock.schemas.event import Delta, Done, Event, FinishReason, Usage
 from penstock.schemas.job import Job
 from penstock.schemas.result import fold
-from penstock.schemas.wire.checksum import NOTHING as NOTHING_YET
-from penstock.schemas.wire.checksum import roll
+from penstock.schemas.wire.checksum import EMPTY, roll
 from penstock.schemas.wire.markup import Markup
 
 WITH_TOOLS = Reading({"f": {}})
@@ -40,7 +39,7 @@ def answer_of(
     """Deltas of all choices in turn; each choice's last one ends it."""
     indexes = [index % num_choices for index, _ in texts]
     last = {index: at for at, index in enumerate(indexes)}
-    made, checksum = list[Delta](), NOTHING_YET
+    made, checksum = list[Delta](), EMPTY
     for at, (index, (_, text)) in enumerate(zip(indexes, texts, strict=True)):
         checksum = roll(checksum, index, [at])
         reason: FinishReason | None = "stop" if last[index] == at else None
