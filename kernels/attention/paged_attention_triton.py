@@ -300,6 +300,5 @@ def _attend_tile(
             visible = visible & (key[None, :] > position[:, None] - window)
         scores = tl.where(visible, scores, -float("inf"))
     top, total, fade, weight = weigh(scores, top, total, factor)
-    mix = mix * fade[:, None]
-    mix = tl.dot(weight.to(values.dtype), values, mix, input_precision="ieee")
+    mix = tl.dot(weight.to(values.dtype), values, mix * fade[:, None], input_precision="ieee")
     return top, total, mix
