@@ -33,9 +33,9 @@ IRREGULAR = _words("""
 # The field's nouns, by that ending, and names that a protocol or a library prescribes.
 NOUNS = _words("""
     batching binding building ceiling created decoding done embedding encoding ending expected feed
-    heading keyring logging mapping meaning need packing padding parsing pending ping pooling
-    reasoning red ring routing running sampling scaling scheduling scoring seed serving setting
-    speed spelling streaming string thing thinking timing tracing training waiting warning
+    finding heading keyring logging mapping meaning need packing padding parsing pending ping
+    pooling reasoning red ring routing running sampling scaling scheduling scoring seed serving
+    setting speed spelling streaming string thing thinking timing tracing training waiting warning
 """)
 STRONG = _words("""
     asked each found given known made said shown some told
