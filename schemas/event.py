@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field, PlainSerializer, PlainValidator
 
+from penstock.schemas.markup.forms import Markup
 from penstock.schemas.params.pooling import from_base64
-from penstock.schemas.wire.markup import Markup
 from penstock.schemas.wire.wire import Report
 
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
@@ -113,7 +113,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     prompt_logprobs  the prompt's, where they are asked for, on the choice's first delta;
                    the first token has nothing before it, and its log probability is 0
     markup         on the first delta of a chat's choice: how its thinking and its calls are
-                   written, `schemas.wire.markup`; None where it has neither
+                   written, `schemas.markup.forms`; None where it has neither
     prompt_tokens  on a choice's first delta: how many its prompt has; None from older workers
     vector         a pooled prompt's, `schemas.params.pooling`; its one token is 0, and its text
                    the label of the likeliest class

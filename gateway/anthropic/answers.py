@@ -10,8 +10,8 @@ from penstock.gateway.openai.responses import AnswerContext, metrics, schema_err
 from penstock.gateway.openai.texts import TextContext
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Result, Usage
-from penstock.schemas.parsing.source import CallPiece, Found, joined
-from penstock.schemas.wire.markup import UNPARSED
+from penstock.schemas.markup.forms import UNPARSED
+from penstock.schemas.markup.source import CallPiece, Found
 
 _STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
@@ -33,18 +33,14 @@ _ERRORS = {
 
 def message_answer(form: AnswerContext, result: Result) -> JsonObject:
     choice = result.choices[0]
-    reader = form.reading.reader(choice.markup)
-    found = [reader.feed(choice.text), reader.finish()]
-    calls = joined(piece for each in found for piece in each.calls)
-    thought = "".join(each.reasoning for each in found)
-    said = "".join(each.content for each in found)
+    answer = form.reading.read(choice.text, choice.markup)
     content: list[JsonValue] = []
-    if thought and form.shows_reasoning:
-        content.append({"type": "thinking", "thinking": thought, "signature": ""})
-    if said:
-        content.append({"type": "text", "text": said})
-    content += [{**_tool_use(form, call), "input": _input(call.arguments)} for call in calls]
-    reason, sequence = _stop(choice.finish_reason, choice.stop_reason, bool(calls))
+    if answer.reasoning and form.shows_reasoning:
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.content:
+        content.append({"type": "text", "text": answer.content})
+    content += [{**_tool_use(form, call), "input": _input(call.arguments)} for call in answer.calls]
+    reason, sequence = _stop(choice.finish_reason, choice.stop_reason, bool(answer.calls))
     return {
         **_head(form),
         "content": content,

@@ -2,21 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from penstock.schemas.api.openai import JsonObject
-from penstock.schemas.parsing import calls
-from penstock.schemas.parsing.parsers import parser_of
-from penstock.schemas.parsing.source import CallPiece, Found, MarkupReader, joined
-from penstock.schemas.wire.markup import Markup
-
-
-class TextReader(Protocol):
-    """Reads the text of one completion, piece by piece."""
-
-    def feed(self, text: str) -> Found: ...
-
-    def finish(self) -> Found: ...
+from penstock.schemas.markup.forms import FORCED, Markup
+from penstock.schemas.markup.source import CallPiece, Found, MarkupReader, joined, whole
 
 
 class PlainText:
@@ -32,7 +21,7 @@ class PlainText:
 class WholeCalls:
     """Holds the calls of some tools until they are whole."""
 
-    def __init__(self, reader: TextReader, names: frozenset[str]) -> None:
+    def __init__(self, reader: MarkupReader, names: frozenset[str]) -> None:
         self._reader = reader
         self._names = names
         self._held: list[CallPiece] = []
@@ -58,6 +47,9 @@ class WholeCalls:
         return found
 
 
+TextReader = PlainText | MarkupReader | WholeCalls
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How a request wants its answer read.
@@ -71,13 +63,17 @@ class Reading:
     whole: frozenset[str] = frozenset()
     is_forced: bool = False
 
+    def read(self, text: str, markup: Markup | None) -> Found:
+        """Return what is in the whole text of a completion."""
+        reader = self.reader(markup)
+        return whole((reader.feed(text), reader.finish()))
+
     def reader(self, markup: Markup | None) -> TextReader:
         """Return a reader of one completion. Its markup is None from an older worker."""
-        known = markup or Markup("json" if self.is_forced else "hermes")
+        form = markup or Markup(FORCED if self.is_forced else "hermes")
         if not self.schemas:
-            known = Markup(None, known.reasoning, known.is_open)
-        parser = parser_of(known)
-        if parser is calls.content:
+            form = Markup(None, form.reasoning, form.is_open)
+        if form.calls is form.reasoning is None:
             return PlainText()
-        reader = MarkupReader(parser, self.schemas)
+        reader = MarkupReader(form.read, self.schemas)
         return WholeCalls(reader, self.whole) if self.whole else reader

@@ -21,9 +21,9 @@ from penstock.schemas.event import (
     Usage,
 )
 from penstock.schemas.job import Job
+from penstock.schemas.markup.forms import CUSTOM_INPUT
+from penstock.schemas.markup.source import CallPiece, Found
 from penstock.schemas.model import ModelCard
-from penstock.schemas.parsing.source import CallPiece, Found, joined
-from penstock.schemas.wire.markup import CUSTOM_INPUT
 
 SERVICE_TIERS = {"high": "priority", "normal": "default", "batch": "flex"}
 BYTES_A_TOKEN = 64  # bytes of a result's JSON, by a guess
@@ -360,15 +360,11 @@ class TextLogprobs:
 
 
 def _chat_choice(form: AnswerContext, choice: Choice) -> JsonObject:
-    reader = form.reading.reader(choice.markup)
-    found = [reader.feed(choice.text), reader.finish()]
-    calls = [
-        tool_call(form, choice.index, piece)
-        for piece in joined(piece for each in found for piece in each.calls)
-    ]
+    answer = form.reading.read(choice.text, choice.markup)
+    calls = [tool_call(form, choice.index, call) for call in answer.calls]
     return {
         "index": choice.index,
-        "message": _message(form, found, calls),
+        "message": _message(form, answer, calls),
         "logprobs": chat_logprobs(form, choice.logprobs),
         "finish_reason": finish_reason(form, choice.finish_reason, len(calls)),
         "stop_reason": choice.stop_reason,
@@ -377,9 +373,8 @@ def _chat_choice(form: AnswerContext, choice: Choice) -> JsonObject:
     }
 
 
-def _message(form: AnswerContext, found: Sequence[Found], calls: list[JsonObject]) -> JsonObject:
-    content = form.echo_of(0, None) + "".join(each.content for each in found)
-    reasoning = "".join(each.reasoning for each in found)
+def _message(form: AnswerContext, answer: Found, calls: list[JsonObject]) -> JsonObject:
+    content, reasoning = form.echo_of(0, None) + answer.content, answer.reasoning
     message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
     if reasoning and form.shows_reasoning:
         message |= {"reasoning": reasoning, "reasoning_content": reasoning}

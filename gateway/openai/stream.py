@@ -24,7 +24,7 @@ from penstock.gateway.openai.responses import (
 from penstock.gateway.openai.responses import error as shown_error
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
-from penstock.schemas.parsing.source import Found
+from penstock.schemas.markup.source import Found
 
 DONE = b"data: [DONE]\n\n"
 

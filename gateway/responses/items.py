@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from penstock.gateway.openai.responses import AnswerContext, chat_logprobs, tool_call
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import TokenLogprob
-from penstock.schemas.parsing.source import CallPiece, Found
+from penstock.schemas.markup.source import CallPiece, Found
 
 Told = tuple[str, JsonObject]  # an event's type, and its fields but for its number
 

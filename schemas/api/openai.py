@@ -22,8 +22,8 @@ from pydantic import (
 )
 
 from penstock.schemas.job import MAX_MESSAGES, PriorityClass, Short
+from penstock.schemas.markup.forms import CUSTOM_INPUT
 from penstock.schemas.params.sampling import MAX_LOGPROBS
-from penstock.schemas.wire.markup import CUSTOM_INPUT
 from penstock.schemas.wire.wire import Report
 
 FAIL_FAST = Field(fail_fast=True)  # else each wrong value is reported, at a hundred times its cost

@@ -5,7 +5,7 @@ from pydantic import BaseModel
 
 from penstock.schemas.event import Delta
 from penstock.schemas.job import Chat, Job
-from penstock.schemas.wire.markup import Markup
+from penstock.schemas.markup.forms import Markup
 from penstock.worker.text.messages import plain_messages
 from stage import Actor, spoken
 

@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_settings import CliSuppress, NoDecode
 
 from penstock.schemas.keys import Lane
+from penstock.schemas.markup.forms import CallParser, ReasoningParser
 from penstock.schemas.network.event_stream import is_http_url
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import FromJson, words_of
@@ -69,21 +70,14 @@ class ModelSettings(ComputeSettings, ServedSettings):
     override_generation_config: Annotated[
         FromJson[dict[str, JsonValue]], Obeyed(vectors=False, vllm=True, openai=True)
     ] = Field(default_factory=dict, description="JSON: defaults of sampling that are to be others")
-    tool_call_parser: Literal[
-        "auto",
-        "hermes",
-        "llama3_json",
-        "mistral",
-        "qwen3_xml",
-        "qwen3_coder",
-        "deepseek_v3",
-        "deepseek_v31",
-        "pythonic",
-        "openai",
-    ] = Field("auto", description="form of calls of tools; auto: as the model's template shows it")
-    reasoning_parser: Literal[
-        "auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"
-    ] = Field("auto", description="form of thinking; auto: as the model's template shows it")
+    tool_call_parser: CallParser = Field(
+        CallParser("auto"),
+        description="form of calls of tools; auto: as the model's template shows it",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        ReasoningParser("auto"),
+        description="form of thinking; auto: as the model's template shows it",
+    )
     chat_template: Annotated[str | None, ChangesTokens(14)] = Field(
         None, description="a file, or the template itself, in place of the model's own"
     )

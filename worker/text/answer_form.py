@@ -7,14 +7,14 @@ from typing import NamedTuple
 import msgspec
 from pydantic import JsonValue
 
+from penstock.schemas.api.closed_schema import closed_arguments
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
+from penstock.schemas.markup.form import CallTags, Format, Tool
+from penstock.schemas.markup.forms import FORCED, Markup
 from penstock.schemas.params.sampling import MAX_CONSTRAINT_BYTES, SamplingParams, StructuredOutputs
-from penstock.schemas.wire.markup import MARKS, THINKING, Markup
-from penstock.worker.text.call_tags import CallableTool, CallTags, Format
 
 TAGS = "structured_outputs.structural_tag"  # among what an engine does not obey
-_BETWEEN = r"[ \n]{0,4}"  # thinking and what has a form
 
 
 class AnswerForm(NamedTuple):
@@ -40,24 +40,25 @@ def answer_form(
     if given is not None:
         markup, form = msgspec.structs.replace(markup, calls=None), _as_format(given)
     elif tools := _callable_tools(chat):
-        tags = _call_tags(chat, tools, has_mark)
-        form = tags.format(markup.calls) if holds_tags else None
+        is_forced, several = chat.tool_choice == "required", chat.parallel_tool_calls
+        is_single = several is not True if is_forced else several is False
+        tags = CallTags(tools, is_forced, is_single, has_mark)
+        form = markup.call_form.held(tags) if holds_tags else None
+        if form is None and is_forced:
+            markup = msgspec.structs.replace(markup, calls=FORCED)
+            form = markup.call_form.held(tags)
         if form is not None:
-            given = _structure(form, "tools", is_needed=tags.is_forced)
-        elif tags.is_forced:
-            markup = msgspec.structs.replace(markup, calls="json")
-            lenient = not any(tool.is_strict for tool in tools)
-            form = {"type": "json_schema", "json_schema": tags.as_json(), "lenient": lenient}
-            given = _structure(form, "tools", is_needed=True)
-    thinks, budget = holds_tags and markup.reasoning in THINKING, params.thinking_token_budget
-    if not (thinks and has_mark(THINKING[markup.reasoning or ""][1])):
+            given = _structure(form, "tools", is_needed=is_forced)
+    thinking, budget = markup.thinking if holds_tags else None, params.thinking_token_budget
+    if thinking is None or not has_mark(thinking.marks[1]):
         refuse_budget(params)
     elif budget is None:
         budget = chat.thinking_budget
-    if thinks and ((given and form) or budget is not None):
-        form = _after_thinking(markup, form if given else None, budget)
+    if thinking and ((given and form) or budget is not None):
+        rest = form if given else None
+        form = thinking.held_before(rest, markup.call_form, markup.is_open, budget)
         given = _structure(form, given.asked_as if given else None, is_needed=True)
-    elif given is not None and markup.reasoning in THINKING:
+    elif given is not None and markup.thinking:
         markup = msgspec.structs.replace(markup, reasoning=None, is_open=False)
     # With tools it is said even of an answer that can call none: its text is not to be searched.
     return AnswerForm(None if markup == Markup() and not chat.tools else markup, given)
@@ -70,7 +71,7 @@ def refuse_budget(params: SamplingParams) -> None:
         raise InvalidJob(f"thinking_token_budget: {sentence}", "thinking_token_budget")
 
 
-def _callable_tools(chat: Chat) -> list[CallableTool]:
+def _callable_tools(chat: Chat) -> list[Tool]:
     tools = []
     for tool in chat.tools:
         function = tool.get("function")
@@ -79,15 +80,11 @@ def _callable_tools(chat: Chat) -> list[CallableTool]:
         schema = function.get("parameters")
         if not chat.callable_tools or name in chat.callable_tools:
             schema = schema if isinstance(schema, dict) else {}
-            tools.append(CallableTool(name, schema, function.get("strict") is True))
+            form: Format = {"type": "json_schema", "json_schema": closed_arguments(schema)}
+            if function.get("strict") is not True:
+                form["lenient"] = True  # it is held as far as it can
+            tools.append(Tool(name, schema, form))
     return tools
-
-
-def _call_tags(chat: Chat, tools: list[CallableTool], has_mark: Callable[[str], bool]) -> CallTags:
-    is_forced = chat.tool_choice == "required"
-    several = chat.parallel_tool_calls
-    is_single = several is not True if is_forced else several is False
-    return CallTags(tools, is_forced, is_single, has_mark)
 
 
 def _as_format(structure: StructuredOutputs) -> Format | None:
@@ -107,24 +104,6 @@ def _as_format(structure: StructuredOutputs) -> Format | None:
         return {"type": "or", "elements": [{"type": "const_string", "value": e} for e in value]}
     inner = value.get("format", value) if isinstance(value, dict) else None
     return inner if isinstance(inner, dict) else None
-
-
-def _after_thinking(markup: Markup, form: Format | None, budget: int | None) -> Format:
-    """Return a format in which thinking comes first, which has an end and perhaps a budget."""
-    begin, end = THINKING[markup.reasoning or ""]
-    thought: Format = {"type": "any_text"}
-    if calls := MARKS[markup.calls or ""]:
-        thought["excludes"] = [calls[0]]  # it would be read as a call, and is not held there
-    if budget is not None:
-        thought["max_tokens"] = budget
-    begun = "" if markup.is_open else begin
-    first: Format = {"type": "tag", "begin": begun, "content": thought, "end": end}
-    if form is not None:
-        between: Format = {"type": "regex", "pattern": _BETWEEN}
-        first = {"type": "sequence", "elements": [first, between]}
-    if not markup.is_open:
-        first = {"type": "optional", "content": first}
-    return {"type": "sequence", "elements": [first, form or {"type": "any_text"}]}
 
 
 def _structure(form: Format, asked_as: str | None, is_needed: bool) -> StructuredOutputs | None:

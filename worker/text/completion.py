@@ -6,8 +6,8 @@ from itertools import repeat
 import msgspec
 
 from penstock.schemas.event import Choice, Delta, FinishReason, TokenLogprob
+from penstock.schemas.markup.forms import Markup
 from penstock.schemas.params.sampling import SamplingParams
-from penstock.schemas.wire.markup import Markup
 from penstock.worker.engine.io.messages import Logprob, Output
 from penstock.worker.text.content_stops import ContentStops
 from penstock.worker.text.model_tokenizer import ModelTokenizer

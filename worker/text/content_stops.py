@@ -6,9 +6,8 @@ parsers with which the gateway tells these apart.
 
 from collections.abc import Sequence
 
-from penstock.schemas.parsing.parsers import parser_of
-from penstock.schemas.parsing.source import Source
-from penstock.schemas.wire.markup import Markup
+from penstock.schemas.markup.forms import Markup
+from penstock.schemas.markup.source import Source
 from penstock.worker.text.stop_strings import Match, StopStrings
 
 
@@ -22,7 +21,7 @@ class ContentStops:
     def __init__(self, stops: Sequence[str], include_in_output: bool, markup: Markup) -> None:
         self._asked = stops, include_in_output
         self._source = _Content(has_calls=markup.calls is not None)
-        self._steps = parser_of(markup)(self._source)
+        self._steps = markup.read(self._source)
         self._search = StopStrings(*self._asked)
         self._held = ""  # the end of the text, which is not released
         self._num_released = 0

@@ -1,29 +1,11 @@
 """The form in which a model marks its thinking and its calls, as its chat template shows it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import msgspec
+from penstock.schemas.markup.forms import CALL_FORMS, THINKING_FORMS, Markup, form_of
 
-from penstock.schemas.wire.markup import THINKING, CallFormat, Markup, ReasoningFormat
-
-# What is in a template that teaches a form. The first that is found counts.
-_CALLS: tuple[tuple[CallFormat, str], ...] = (
-    ("openai", "<|channel|>"),
-    ("qwen3_xml", "<function="),
-    ("hermes", "<tool_call>"),
-    ("mistral", "[TOOL_CALLS]"),
-    ("deepseek_v3", "<｜tool▁calls▁begin｜>"),  # noqa: RUF001
-    ("llama3_json", "<|python_tag|>"),
-    ("llama3_json", '"parameters": dictionary of argument name'),
-    ("pythonic", "[func_name1("),
-)
-_REASONING: tuple[tuple[ReasoningFormat, str], ...] = (
-    ("openai_gptoss", "<|channel|>"),
-    ("mistral", "[THINK]"),
-    ("qwen3", "</think>"),
-)
-_SAME: Mapping[str, CallFormat] = {"qwen3_coder": "qwen3_xml", "deepseek_v31": "deepseek_v3"}
 _MANY = 16  # tokens, among which a mark that begins the thinking is
 
 
@@ -42,14 +24,8 @@ def find_markup(template: str, parsers: Parsers) -> Markup:
 
     Calls are `hermes` where neither does.
     """
-    calls = next((name for name, sign in _CALLS if sign in template), "hermes")
-    reasoning = next((name for name, sign in _REASONING if sign in template), None)
-    given: dict[str, object] = {"calls": calls, "reasoning": reasoning}
-    if parsers.calls != "auto":
-        given["calls"] = _SAME.get(parsers.calls, parsers.calls)
-    if parsers.reasoning != "auto":
-        given["reasoning"] = None if parsers.reasoning == "none" else parsers.reasoning
-    return msgspec.convert(given, Markup)
+    calls = form_of(parsers.calls, template, CALL_FORMS) or "hermes"
+    return Markup(calls, form_of(parsers.reasoning, template, THINKING_FORMS))
 
 
 def of_answer(model: Markup, has_tools: bool, prompt_end: str) -> Markup | None:
@@ -57,21 +33,14 @@ def of_answer(model: Markup, has_tools: bool, prompt_end: str) -> Markup | None:
 
     model  the form that its model knows
     """
-    calls, reasoning = model.calls if has_tools else None, model.reasoning
-    _, end = THINKING.get(reasoning or "", ("", ""))
-    if end and prompt_end.rstrip().endswith(end):
-        reasoning = None  # the prompt has ended it
+    calls, prompt_end = model.calls if has_tools else None, prompt_end.rstrip()
+    thinking, reasoning = model.thinking, model.reasoning
+    if thinking and prompt_end.endswith(thinking.marks[1]):
+        thinking = reasoning = None  # the prompt has ended it
     if calls is None and reasoning is None:
         return None
-    return Markup(calls, reasoning, _is_open(reasoning, prompt_end))
-
-
-def _is_open(reasoning: ReasoningFormat | None, prompt_end: str) -> bool:
-    """Return whether a prompt that ends so has begun the thinking."""
-    begin, _ = THINKING.get(reasoning or "", ("", ""))
-    if reasoning == "deepseek_r1":
-        return True  # it thinks always, and does not always begin with the mark
-    return bool(begin) and prompt_end.rstrip().endswith(begin)
+    is_open = thinking and (thinking.is_always or prompt_end.endswith(thinking.marks[0]))
+    return Markup(calls, reasoning, bool(is_open))
 
 
 def num_reasoning(
@@ -85,23 +54,18 @@ def num_reasoning(
     decode  returns the text of ids, marks included
     piece   returns the string of an id
     """
-    if markup.reasoning == "openai_gptoss":
-        return _num_in_channels(token_ids, piece)
-    if not markup.reasoning:
-        return 0
-    begin, end = THINKING[markup.reasoning]
+    if (thinking := markup.thinking) is None:
+        return _num_in_channels(token_ids, piece) if markup.reasoning else 0
+    begin, end = thinking.marks
     if not markup.is_open and not decode(token_ids[:_MANY]).lstrip().startswith(begin):
         return 0
     for place, token_id in enumerate(token_ids):
         if piece(token_id) == end:
             return place + 1
-    few, many = 0, len(token_ids)  # a mark that is no token comes with one of those between
+    most = len(token_ids)  # a mark that is no token comes with one of those between
     if end not in decode(token_ids):
-        return many
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if end in decode(token_ids[:middle]) else (middle, many)
-    return many
+        return most
+    return bisect_left(range(most), True, key=lambda count: end in decode(token_ids[:count]))
 
 
 def _num_in_channels(token_ids: Sequence[int], piece: Callable[[int], str | None]) -> int:

@@ -7,7 +7,7 @@ from pydantic import JsonValue, TypeAdapter
 from penstock.schemas.api.json_size import too_much
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Message
-from penstock.schemas.wire.markup import CUSTOM_INPUT, UNPARSED
+from penstock.schemas.markup.forms import CUSTOM_INPUT, UNPARSED
 
 _OBJECT: TypeAdapter[Message] = TypeAdapter(Message)
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's roles that templates lack

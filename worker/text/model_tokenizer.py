@@ -19,8 +19,8 @@ from tokenizers import Encoding, Tokenizer
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import TokenLogprob, TopLogprob
 from penstock.schemas.job import Chat, Prompt
+from penstock.schemas.markup.forms import Markup
 from penstock.schemas.params.sampling import SamplingParams
-from penstock.schemas.wire.markup import Markup
 from penstock.worker.engine.io.messages import Logprob, WordIds
 from penstock.worker.models.folder.errors import is_failure, reason
 from penstock.worker.process.loading import loading

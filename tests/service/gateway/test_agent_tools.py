@@ -10,7 +10,7 @@ from openai import OpenAI
 from dialogues import chat_of, marked
 from paths import ROOT
 from penstock.schemas.event import Delta
-from penstock.schemas.wire.markup import Markup
+from penstock.schemas.markup.forms import Markup
 from stage import MODEL, Actor, GatewayProcess, spoken
 
 Body = dict[str, object]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dialogues import CALL, SCRIPTS, THINKS, chat_of, marked
 from penstock.schemas.errors import PromptTooLong, QueueFull, WorkerFailed
 from penstock.schemas.event import Delta, Failed
-from penstock.schemas.wire.markup import Markup
+from penstock.schemas.markup.forms import Markup
 from stage import MODEL, Actor, GatewayProcess, failed, spoken
 
 HI: list[MessageParam] = [{"role": "user", "content": "hi"}]

@@ -5,15 +5,14 @@ import time
 
 import openai
 import pytest
-from msgspec.structs import replace
 from openai import OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 
-from dialogues import Person, chat_of
+from dialogues import Person, chat_of, marked
 from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
-from penstock.schemas.wire.markup import Markup
+from penstock.schemas.markup.forms import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, chosen, failed, logprob, spoken
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -225,8 +224,8 @@ def test_a_tool_call_among_text(client: OpenAI, actor: Actor) -> None:
 def test_a_forced_tool_call_is_forced_by_the_worker(
     client: OpenAI, actor: Actor, choice: object
 ) -> None:
-    first, *rest = spoken('{"name":"weather",', '"arguments":{"place":"Rom"}}')
-    actor.script = lambda job: [replace(first, markup=Markup("json")), *rest]
+    texts = '{"name":"weather",', '"arguments":{"place":"Rom"}}'
+    actor.script = lambda job: marked(Markup("json"), *texts)
     body = {"tool_choice": choice}
     answer = client.chat.completions.create(
         model=MODEL, messages=HI, tools=[WEATHER], extra_body=body
@@ -250,8 +249,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "
 
 
 def test_the_form_of_a_message_may_stand_beside_a_forced_tool(client: OpenAI, actor: Actor) -> None:
-    first, *rest = spoken('{"name":"weather",', '"arguments":{}}')
-    actor.script = lambda job: [replace(first, markup=Markup("json")), *rest]
+    actor.script = lambda job: marked(Markup("json"), '{"name":"weather",', '"arguments":{}}')
     given = {"model": MODEL, "messages": HI, "tools": [WEATHER], "tool_choice": "required"}
     for form in (FORM, {"type": "json_object"}):
         client.chat.completions.create(**given, response_format=form)  # type: ignore[call-overload]
@@ -273,11 +271,6 @@ def test_no_tool_is_offered_where_none_shall_be_called(client: OpenAI, actor: Ac
 
 
 THINKS = Markup("hermes", "qwen3")
-
-
-def marked(markup: Markup, *texts: str) -> list[Delta]:
-    first, *rest = spoken(*texts)
-    return [replace(first, markup=markup), *rest]
 
 
 @pytest.mark.parametrize("shows", [True, False])

@@ -22,7 +22,7 @@ from dialogues import CALL, SCRIPTS, Person, chat_of, marked
 from penstock.compose.server import Server
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta, Failed, Timing
-from penstock.schemas.wire.markup import Markup
+from penstock.schemas.markup.forms import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, logprob, spoken
 
 WEATHER: FunctionToolParam = {

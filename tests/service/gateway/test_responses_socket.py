@@ -19,7 +19,7 @@ from dialogues import CALL, marked, plain_chat
 from penstock.compose.server import Server
 from penstock.gateway.sockets.session import MAX_ACTIVE, MAX_LANES, MAX_WAITING
 from penstock.schemas.job import Job
-from penstock.schemas.wire.markup import Markup
+from penstock.schemas.markup.forms import Markup
 from stage import MODEL, Actor, GatewayProcess, Line, Wait, eventually, failed, spoken
 
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)

@@ -15,7 +15,7 @@ from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import JobGone, JobNotFound
 from penstock.schemas.job import DEFAULT_TENANT
-from penstock.schemas.wire.markup import Markup
+from penstock.schemas.markup.forms import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, spoken
 
 GATEWAY_FLAGS = ("--responses-kept-s", "600")

@@ -11,20 +11,21 @@ from pydantic import JsonValue
 from tokenizers import AddedToken
 
 import tokenizers_made
+from marked_texts import MARKS, WRITTEN, read, written
 from penstock.gateway.markup.reader import Reading
 from penstock.schemas.api.closed_schema import closed, closed_arguments
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
+from penstock.schemas.markup.form import Form
+from penstock.schemas.markup.forms import CALL_FORMS, Markup
+from penstock.schemas.markup.json_calls import MarkedJson
 from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
-from penstock.schemas.parsing.source import joined
-from penstock.schemas.wire.markup import MARKS, CallFormat, Markup, ReasoningFormat
 from penstock.worker.engine.grammar.constraints import Constraint
 from penstock.worker.engine.grammar.structural_tag import free_until, special_ids
 from penstock.worker.engine.grammar.structured import LIMITS, Marks, grammar_of, reason_of
 from penstock.worker.text.answer_form import answer_form
 
 Schema = dict[str, JsonValue]
-ALL_MARKS = [mark for marks in MARKS.values() for mark in marks]
 
 
 class Reader:
@@ -42,6 +43,9 @@ class Reader:
         )
         ids = special_ids(self.backend.to_str(), self.tokenizer)
         self.marks = Marks(ids, [tokenizers_made.EOS], self.why)
+
+    def has_mark(self, mark: str) -> bool:
+        return self.backend.token_to_id(mark) is not None
 
     def why(self, grammar: str) -> str:
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LIMITS)
@@ -87,7 +91,7 @@ class Reader:
         return None
 
 
-READER = Reader([*ALL_MARKS, "<think>", "</think>", "[THINK]", "[/THINK]"])
+READER = Reader(MARKS)
 PLAIN = Reader([])  # it has no mark as a token
 THINKER = Reader(["<think>", "</think>"])  # only those of thinking
 NUMBER: Schema = {
@@ -106,7 +110,7 @@ WORDS: Schema = {
     "$defs": {"bit": {"type": "boolean"}},
 }
 TOOLS: dict[str, Schema] = {"count": NUMBER, "say": WORDS, "stop": {}}
-HELD: list[CallFormat] = ["hermes", "llama3_json", "mistral", "qwen3_xml", "deepseek_v3"]
+HELD = [kind for kind in WRITTEN if type(CALL_FORMS[kind]).held is not Form.held]
 
 
 def chat(tools: dict[str, Schema] = TOOLS, **fields: object) -> Chat:
@@ -118,28 +122,23 @@ def chat(tools: dict[str, Schema] = TOOLS, **fields: object) -> Chat:
 
 
 def held(
-    kind: CallFormat | None,
-    reasoning: ReasoningFormat | None = None,
+    kind: str | None,
+    reasoning: str | None = None,
     is_open: bool = False,
     params: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
     reader: Reader = READER,
     **fields: object,
 ) -> tuple[Markup | None, StructuredOutputs]:
-    def has_mark(mark: str) -> bool:
-        return reader.backend.token_to_id(mark) is not None
-
     asked = chat(**fields) if kind else chat({}, **fields)  # type: ignore[arg-type]
-    form = answer_form(asked, params, Markup(kind, reasoning, is_open), True, has_mark)
+    form = answer_form(asked, params, Markup(kind, reasoning, is_open), True, reader.has_mark)
     assert form.structure is not None
     return form.markup, form.structure
 
 
 def checked_calls(markup: Markup | None, text: str) -> list[str]:
     """The names of the calls that the gateway finds, each valid for its tool."""
-    reader = Reading(TOOLS).reader(markup)
-    found = [reader.feed(text), reader.finish()]
     names = []
-    for call in joined(piece for each in found for piece in each.calls):
+    for call in read([text], markup, Reading(TOOLS)).calls:
         schema = closed_arguments(TOOLS[str(call.name)])
         jsonschema.validate(json.loads(call.arguments), schema)
         names.append(str(call.name))
@@ -155,7 +154,7 @@ def checked_calls(markup: Markup | None, text: str) -> list[str]:
 )
 @pytest.mark.parametrize("reader", [READER, PLAIN], ids=["marks are tokens", "marks are text"])
 def test_every_call_that_can_be_drawn_is_read_and_valid(
-    kind: CallFormat, choice: str, reader: Reader
+    kind: str, choice: str, reader: Reader
 ) -> None:
     markup, structure = held(
         kind, "qwen3" if choice == "auto" else None, tool_choice=choice, reader=reader
@@ -175,12 +174,9 @@ def test_every_call_that_can_be_drawn_is_read_and_valid(
 
 def test_a_budget_of_a_chat_is_for_a_model_that_thinks() -> None:
     asked = chat({}).model_copy(update={"thinking_budget": 4})
-    has_mark = THINKER.backend.token_to_id
     for reasoning in ("qwen3", None):
         markup = Markup(None, reasoning, is_open=True) if reasoning else Markup()
-        form = answer_form(
-            asked, SamplingParams(), markup, True, lambda mark: has_mark(mark) is not None
-        )
+        form = answer_form(asked, SamplingParams(), markup, True, THINKER.has_mark)
         assert (form.structure is not None) == bool(reasoning)
 
 
@@ -208,31 +204,27 @@ def test_the_older_calls_of_mistral_are_held_as_far_as_each_tool_can() -> None:
     assert not older.takes(structure, f"[TOOL_CALLS][{count.replace('5', 'true')}]")
 
 
-GOOD = {
-    "hermes": 'Hi <tool_call>\n{"name": "count", "arguments": {"n": 5}}\n</tool_call>\nbye',
-    "llama3_json": '{"name": "count", "parameters": {"n": 5}}; {"name": "stop", "parameters": {}}',
-    "mistral": 'Hi[TOOL_CALLS]count[ARGS]{"n": 5}[TOOL_CALLS]stop[ARGS]{}',
-    "qwen3_xml": "Hi <tool_call>\n<function=say>\n<parameter=s>\ntwo\nlines\n</parameter>\n"
-    "<parameter=of>\nx\n</parameter>\n</function>\n</tool_call>",
-}
-
-
-@pytest.mark.parametrize("kind", GOOD)
-def test_what_models_write_is_allowed_and_what_is_no_call_is_not(kind: CallFormat) -> None:
+@pytest.mark.parametrize("kind", HELD)
+def test_what_models_write_is_allowed_and_what_is_no_call_is_not(kind: str) -> None:
     _, structure = held(kind)
-    good = GOOD[kind]
-    assert READER.takes(structure, good) and READER.takes(structure, "no call at all")
-    for old, new in (
-        ("count", "nobody"),
-        ('"n": 5', '"n": "5"'),
-        ('"n": 5', '"m": 5'),
-        ("=x", "=z"),
-    ):
-        if old in good:
-            assert not READER.takes(structure, good.replace(old, new)), new
     _, single = held(kind, parallel_tool_calls=False)
-    twice = {"hermes": good + good, "qwen3_xml": good + good}.get(kind, good)
-    assert READER.takes(structure, twice) and not READER.takes(single, twice)
+    count, say = ("count", {"n": 5}), ("say", {"s": "a\nb", "of": "x"})
+    begins = "" if kind == "llama3_json" else "Hi "
+    one, two = (begins + written(kind, calls) for calls in ([count], [count, say]))
+    assert all(READER.takes(structure, text) for text in (one, two, "no call at all"))
+    assert READER.takes(single, one) and not READER.takes(single, two)
+    wrong = [("nobody", {"n": 5}), ("count", {"n": "x"}), ("count", {"m": 5})]
+    for call in [*wrong, ("say", {"of": "z"})]:
+        assert not READER.takes(structure, written(kind, [call])), call
+
+
+def test_a_row_is_all_that_a_form_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = MarkedJson(("<TOOLCALL>", "</TOOLCALL>"), between=", ", is_list=True)
+    monkeypatch.setitem(CALL_FORMS, "new", row)  # type: ignore[arg-type]
+    text = '<TOOLCALL>[{"name": "count", "arguments": {"n": 5}}]</TOOLCALL>'
+    markup, structure = held("new")
+    assert READER.takes(structure, text) and not READER.takes(structure, text.replace("5", "x"))
+    assert checked_calls(markup, text) == ["count"] and not read([text], markup).content
 
 
 def test_a_forced_call_of_several_tools_is_of_those_that_may_be_called() -> None:
@@ -453,9 +445,9 @@ def test_objects_are_closed_that_name_their_properties() -> None:
 def test_free_text_needs_no_mask_up_to_the_mark_of_a_call() -> None:
     ids = READER.marks.special_ids
     for kind in ("hermes", "qwen3_xml", "mistral", "deepseek_v3"):
-        _, structure = held(kind)  # type: ignore[arg-type]
+        _, structure = held(kind)
         mark = free_until(structure.constraint[1], ids)
-        assert mark == ids[MARKS[kind][0]]
+        assert mark == ids[CALL_FORMS[kind].marks[0]]
         constraint = Constraint(READER.matcher(structure), [40, 41, 42], mark)
         assert not constraint.is_awake and not constraint.is_complete and constraint.error is None
         constraint.advance(mark)

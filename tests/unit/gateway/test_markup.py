@@ -2,96 +2,48 @@
 
 import json
 import re
-from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from marked_texts import MARKUPS, TEXTS, TOOLS, WRITTEN, pieces_of, read, written
 from penstock.gateway.markup.reader import Reading
-from penstock.schemas.parsing.source import Found, joined
-from penstock.schemas.wire.markup import MARKS, Markup
+from penstock.schemas.markup.forms import CALL_FORMS, FORCED, Markup
+from penstock.schemas.markup.source import Found
+from penstock.schemas.markup.tagged_values import TaggedValues
 
 TAGGED = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
-SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
-TOOLS = {"f": SCHEMA, "g": {}}
 ARGUMENTS = st.fixed_dictionaries(
     {"text": st.text(max_size=12), "n": st.integers(-9, 9)},
     optional={"deep": st.just({"a": [1, {"b": '}"]</tool_call>'}]})},
 )
 CALLS = st.lists(st.tuples(st.sampled_from(["f", "g"]), ARGUMENTS), min_size=1, max_size=3)
-FORMATS = ["hermes", "llama3_json", "mistral", "qwen3_xml", "deepseek_v3", "pythonic", "openai"]
-BITS = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<tool", "_call>", "<", "\n", " ", "a", "🙂", '"', "}", "{",
-     "[", '{"name":"f","arguments":{"x":1}}', '\n{"name": "g", "arguments": "{}"}\n', '{"name":5}',
-     "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<function=f>", "<parameter=n>",
-     "</function>",
-     "<|channel|>analysis", "<|channel|>commentary to=functions.f", "<|message|>", "<|end|>",
-     "f(n=1)", "]", "\\", "1", "f", *MARKS["deepseek_v3"]]
-)  # fmt: skip
-TEXTS = st.lists(BITS, max_size=14).map("".join)
-MARKUPS = st.builds(
-    Markup,
-    st.sampled_from([*FORMATS, None]),
-    st.sampled_from(["deepseek_r1", "qwen3", "mistral", "openai_gptoss", None]),
-    st.booleans(),
-)
 
 
-def pieces_of(text: str, cuts: list[int]) -> list[str]:
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[a:b] for a, b in pairwise(places)]
+def test_each_form_of_the_table_has_its_texts() -> None:
+    assert WRITTEN.keys() == CALL_FORMS.keys() - {FORCED}
 
 
-def read(pieces: list[str], markup: Markup | None, reading: Reading = Reading(TOOLS)) -> Found:  # noqa: B008
-    reader = reading.reader(markup)
-    found = [*(reader.feed(piece) for piece in pieces), reader.finish()]
-    return Found(
-        "".join(each.content for each in found),
-        "".join(each.reasoning for each in found),
-        joined(piece for each in found for piece in each.calls),
-    )
+def test_a_form_that_is_not_in_the_table_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="nobody"):
+        msgspec.convert({"calls": "nobody"}, Markup)
 
 
-def written(kind: str, calls: list[tuple[str, dict[str, object]]]) -> str:
-    """The calls as the templates of such models write them."""
-    told = [(name, json.dumps(args, ensure_ascii=False)) for name, args in calls]
-    if kind == "hermes":
-        tags = [f'<tool_call>\n{{"name": "{n}", "arguments": {a}}}\n</tool_call>' for n, a in told]
-        return "\n".join(tags)
-    if kind == "llama3_json":
-        return "; ".join(f'{{"name": "{name}", "parameters": {args}}}' for name, args in told)
-    if kind == "mistral":
-        return "".join(f"[TOOL_CALLS]{name}[ARGS]{args}" for name, args in told)
-    if kind == "deepseek_v3":
-        begin, call, middle, end, last = MARKS[kind]
-        each = [f"{call}function{middle}{n}\n```json\n{a}\n```{end}" for n, a in told]
-        return begin + "\n".join(each) + last
-    if kind == "pythonic":
-        each = [f"{n}({', '.join(f'{k}={v!r}' for k, v in args.items())})" for n, args in calls]
-        return f"[{', '.join(each)}]"
-    if kind == "openai":
-        head = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
-        return "<|start|>assistant".join(head.format(name, args) for name, args in told)
-    shown = ""
-    for name, args in calls:
-        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in args.items()}
-        own = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
-        shown += f"<tool_call>\n<function={name}>\n{own}</function>\n</tool_call>\n"
-    return shown
-
-
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", WRITTEN)
 @given(calls=CALLS, cuts=st.lists(st.integers(0, 400), max_size=12))
 def test_calls_are_read_as_they_are_written(
     kind: str, calls: list[tuple[str, dict[str, object]]], cuts: list[int]
 ) -> None:
-    if kind == "qwen3_xml":  # its values are no JSON strings: nothing in them can be escaped
+    if isinstance(
+        CALL_FORMS[kind], TaggedValues
+    ):  # its values are no JSON strings: nothing in them can be escaped
         calls = [("f", {"text": text, "n": 5}) for text in ("12", "two\nlines", "")]
     # The end of a message is a token of its own, and as text it is written alike.
     assume(kind != "openai" or not any("<|" in f"{args['text']}" for _, args in calls))
     text = written(kind, calls)
-    found = read(pieces_of(text, cuts), Markup(kind))  # type: ignore[arg-type]
+    found = read(pieces_of(text, cuts), Markup(kind))
     assert [(each.name, json.loads(each.arguments)) for each in found.calls] == calls
     assert not found.content.strip() and not found.reasoning
 

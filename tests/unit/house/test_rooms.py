@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "schemas": {"schemas", "pydantic", "msgspec"},
     "schemas.redis.link": {"schemas", "hiredis"},
     "schemas.network.event_stream": {"schemas", "httptools", "msgspec"},
-    "schemas.parsing.calls": {"schemas", "pydantic", "pydantic_core"},
+    "schemas.markup.json_scan": {"pydantic", "pydantic_core"},
     "schemas.process.trace_context": {"opentelemetry"},
     "schemas.process.spans": {"schemas", "opentelemetry"},
     "schemas.process.start": {"schemas", "pydantic", "pydantic_settings", "yaml"},
@@ -70,7 +70,7 @@ MAY_IMPORT = {
     },
     "worker.engine.grammar.json_schema": {"worker.engine.grammar.one_of", "pydantic"},
     "worker.engine.grammar.one_of": {"pydantic"},
-    "worker.engine.grammar.structural_tag": {"pydantic"},
+    "worker.engine.grammar.structural_tag": {"schemas.markup", "pydantic"},
     "worker.engine.grammar.structured": ENGINE
     | {"llguidance", "outlines", "pydantic"},
     "worker": {

@@ -1,47 +1,25 @@
 """A stop string ends a chat's answer in its content: not in its thinking, nor in its calls."""
 
 import re
-from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from penstock.gateway.markup.reader import Reading
+from marked_texts import MARKUPS, TEXTS, pieces_of, read
 from penstock.schemas.job import Chat
+from penstock.schemas.markup.forms import CALL_FORMS, Markup
 from penstock.schemas.params.sampling import SamplingParams
-from penstock.schemas.parsing.source import Found, joined
-from penstock.schemas.wire.markup import MARKS, Markup
 from penstock.worker.engine.io.messages import Output
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.content_stops import ContentStops
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 from tokenizers_made import save
 
-CHANNEL, DEEPSEEK = "<|channel|>{}<|message|>", MARKS["deepseek_v3"]
-BITS = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<tool", "\n", " ", "é", "ü", "éü", "🙂", '"', "}", "{", "[",
-     '{"name":"f","arguments":{"x":"é ü"}}', '{"name":5}', "<think>", "</think>", "[TOOL_CALLS]",
-     "[ARGS]", "<function=f>", "<parameter=n>", "</function>", "<|channel|>analysis",
-     "<|channel|>commentary to=functions.f", "<|channel|>final", "<|message|>", "<|end|>", "]",
-     *DEEPSEEK]
-)  # fmt: skip
-TEXTS = st.lists(BITS, max_size=14).map("".join)
-FORMS = ["hermes", "llama3_json", "mistral", "qwen3_xml", "deepseek_v3", "openai", "json", None]
-MARKUPS = st.builds(
-    Markup,
-    st.sampled_from(FORMS),
-    st.sampled_from(["deepseek_r1", "qwen3", "mistral", "openai_gptoss", None]),
-    st.booleans(),
-)
+CHANNEL, DEEPSEEK = "<|channel|>{}<|message|>", CALL_FORMS["deepseek_v3"].marks
 # No letters of marks: cut off inside a mark that begins no call, the text is read differently.
 STOPS = st.sampled_from([["é"], ["\n"], [" "], ["{"], ["🙂", "ü"], ["<"], ["never"]])
-
-
-def cut(text: str, cuts: list[int]) -> list[str]:
-    places = sorted({0, len(text), *(each % (len(text) + 1) for each in cuts)})
-    return [text[a:b] for a, b in pairwise(places)]
 
 
 def ended(pieces: list[str], stops: list[str], markup: Markup) -> tuple[str, str | None]:
@@ -56,31 +34,20 @@ def ended(pieces: list[str], stops: list[str], markup: Markup) -> tuple[str, str
     return shown + released, match.stop if match else None
 
 
-def read(text: str, markup: Markup) -> Found:
-    """What a gateway shows of a text."""
-    reader = Reading({"f": {}} if markup.calls else {}).reader(markup)
-    found = [reader.feed(text), reader.finish()]
-    return Found(
-        "".join(each.content for each in found),
-        "".join(each.reasoning for each in found),
-        joined(piece for each in found for piece in each.calls),
-    )
-
-
 @given(TEXTS, STOPS, MARKUPS)
 @settings(max_examples=600, deadline=None)
 def test_an_answer_ends_where_its_content_has_a_stop(
     text: str, stops: list[str], markup: Markup
 ) -> None:
     """And nowhere else: what a gateway shows of it is the content up to there."""
-    whole = read(text, markup)
+    whole = read([text], markup)
     shown, stop = ended(list(text), stops, markup)
     places = [whole.content.find(each) for each in stops if each in whole.content]
     if not places:
         assert (shown, stop) == (text, None)
         return
     assert stop is not None and text.startswith(shown)
-    got = read(shown, markup)
+    got = read([shown], markup)
     assert got.content.rstrip() == whole.content[: min(places)].rstrip()
     assert got.calls == whole.calls[: len(got.calls)]
     assert whole.reasoning.startswith(got.reasoning)
@@ -90,7 +57,7 @@ def test_an_answer_ends_where_its_content_has_a_stop(
 def test_it_ends_at_the_same_place_however_it_is_cut(
     text: str, stops: list[str], markup: Markup, cuts: list[int]
 ) -> None:
-    assert ended(cut(text, cuts), stops, markup) == ended(list(text), stops, markup)
+    assert ended(pieces_of(text, cuts), stops, markup) == ended(list(text), stops, markup)
 
 
 @given(st.text(st.sampled_from("ab <>\n"), max_size=30), st.sampled_from([["ab"], ["b\n"]]))

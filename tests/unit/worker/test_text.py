@@ -17,8 +17,8 @@ from paths import ROOT
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import EVENT, Delta, FinishReason
 from penstock.schemas.job import Chat, Message
+from penstock.schemas.markup.forms import CALL_FORMS, THINKING_FORMS, Markup, form_of
 from penstock.schemas.params.sampling import SamplingParams
-from penstock.schemas.wire.markup import MARKS, Markup
 from penstock.worker.engine.io.messages import Logprob, Output
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.detokenizer import Detokenizer
@@ -732,13 +732,10 @@ def test_the_bytes_of_the_tokens_join_to_the_text(name, written):
 
 
 FORMS = [
-    ("{{ '<tool_call>' }}", ("hermes", None)),
     ("<tool_call>\n<function=name>", ("qwen3_xml", None)),
     ("{{ '[TOOL_CALLS]' }} [THINK]", ("mistral", "mistral")),
-    ("Use <|python_tag|> to call", ("llama3_json", None)),
     ("<think>..</think> {{ '<tool_call>' }}", ("hermes", "qwen3")),
     ("<|start|>assistant<|channel|>analysis", ("openai", "openai_gptoss")),
-    (MARKS["deepseek_v3"][0], ("deepseek_v3", None)),
     ("{{ messages }}", ("hermes", None)),
 ]
 
@@ -751,10 +748,16 @@ def test_the_form_of_calls_and_thinking_is_found_in_the_template(template, found
     assert (told.calls, told.reasoning) == ("qwen3_xml", None)
 
 
+@pytest.mark.parametrize("forms", [CALL_FORMS, THINKING_FORMS])
+def test_each_sign_shows_its_own_form(forms):
+    for name, form in forms.items():
+        assert {form_of("auto", f"Hi {sign}.", forms) for sign in form.signs} <= {name}
+
+
 def marked(tmp_path: Path, prompt_end: str) -> Path:
     """A folder of a tokenizer whose model thinks, and whose marks of calls are special tokens."""
     backend = tokenizers_made.byte_level()
-    backend.add_special_tokens([*MARKS["mistral"]])
+    backend.add_special_tokens(sorted(Markup("mistral").marks))
     backend.add_tokens(["<think>", "</think>"])
     made = tokenizers_made.save(backend, tmp_path)
     template = f"{{{{ messages[0].content }}}}{prompt_end}{{# </think> [TOOL_CALLS] #}}"

@@ -11,10 +11,14 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
+from penstock.schemas.markup.forms import CALL_FORMS
+from penstock.schemas.markup.tagged_values import TaggedValues
+
 Schema = dict[str, JsonValue]
 MAX_PARTS = 2000  # formats inside formats, with all their tags
 _SIGNS = r".^$|?*+()[]{}/\-&~"  # signs that mean something in a pattern
 _ANYTHING: Schema = {"type": "object"}
+_STYLES = {"qwen_xml_parameter": "qwen_xml"}  # the style that an older type of format means
 
 
 class Tokens(Protocol):
@@ -111,12 +115,12 @@ class TagGrammar:
         """Return what matches a format whose end is known by itself."""
         if kind == "const_string":
             return self._literal(_text(given, "value", path))
-        if kind == "json_schema" and given.get("style", "json") == "json":
+        style = given.get("style", "json") if kind == "json_schema" else _STYLES.get(str(kind))
+        if style == "json":
             return self._schema(given.get("json_schema"), given.get("lenient") is True, path)
-        if kind == "qwen_xml_parameter" or (
-            kind == "json_schema" and given.get("style") == "qwen_xml"
-        ):
-            return self._xml(given, path)
+        for form in CALL_FORMS.values():
+            if isinstance(form, TaggedValues) and form.style == style:
+                return self._tagged_values(form, given, path)
         if kind == "regex":
             pattern = self._inside(path, self._of_regex, _text(given, "pattern", path))
             return self._rule(pattern.removeprefix("start: "))
@@ -213,23 +217,24 @@ class TagGrammar:
     def _ends(self, ends: tuple[str, ...]) -> str:
         return f"({' | '.join(self._literal(each) for each in ends)})" if ends else ""
 
-    def _xml(self, given: Schema, path: str) -> str:
-        """Return what matches Qwen's parameters: in the schema's order, texts without quotes."""
+    def _tagged_values(self, form: TaggedValues, given: Schema, path: str) -> str:
+        """Return what matches tagged values: in the schema's order, texts without quotes."""
         schema = given.get("json_schema")
         named = schema.get("properties") if isinstance(schema, dict) else None
         if not isinstance(schema, dict) or not isinstance(named, dict):
             return '""'
         needed, shared = schema.get("required"), {n: schema[n] for n in ("$defs",) if n in schema}
+        before, after, end = form.key
+        end = f"{form.pad}{end}\n"
         parts = []
         for name, own in named.items():
-            value = self._xml_value(own, shared, given.get("lenient") is True, f"{path}/{name}")
-            part = f"{self._literal(f'<parameter={name}>')} {self._literal(chr(10))} {value}"
+            value = self._value(own, shared, end, given.get("lenient") is True, f"{path}/{name}")
+            part = f"{self._literal(f'{before}{name}{after}')} {self._literal(form.pad)} {value}"
             is_needed = isinstance(needed, list) and name in needed
             parts.append(part if is_needed else f"({part})?")
         return self._rule(" ".join(parts)) if parts else '""'
 
-    def _xml_value(self, schema: JsonValue, shared: Schema, lenient: bool, path: str) -> str:
-        end = "\n</parameter>\n"
+    def _value(self, schema: JsonValue, shared: Schema, end: str, lenient: bool, path: str) -> str:
         if isinstance(schema, dict) and schema.get("type", "string") == "string":
             listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
             if isinstance(listed, list) and all(isinstance(each, str) for each in listed):

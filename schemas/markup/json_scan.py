@@ -1,6 +1,10 @@
-"""Finds the end of a JSON value in a text that comes in pieces."""
+"""Reads and writes JSON values, and finds the end of one in a text that comes in pieces."""
 
+import json
 import re
+
+from pydantic import JsonValue
+from pydantic_core import from_json
 
 _OUTSIDE = re.compile(r"[\s,:0-9+\-.eEtrufalsn]*")
 _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -69,3 +73,20 @@ class JsonScan:
     def _end_if(self, is_end: bool) -> None:
         if is_end:
             self.is_over = self.is_whole = True
+
+
+def parsed(text: str, default: JsonValue = None) -> JsonValue:
+    """Return the value of a text; the default where it is no JSON."""
+    try:
+        value: JsonValue = from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return default
+    return value
+
+
+def json_of(value: object) -> str:
+    """Return a value as JSON. Raises ValueError where it has none."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"no JSON: {error}") from None

@@ -6,17 +6,18 @@ it is known, so no piece of a mark is ever shown.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from penstock.schemas.api.openai import JsonObject
-from penstock.schemas.parsing.json_scan import JsonScan
+from pydantic import JsonValue
+
+from penstock.schemas.markup.json_scan import JsonScan
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 Emit = Callable[[str], object]
-_BLANK = re.compile(r"\s*")
+Schemas = Mapping[str, dict[str, JsonValue]]
 
 
 @dataclass(slots=True)
@@ -46,13 +47,20 @@ class Found:
     calls: list[CallPiece] = field(default_factory=list)
 
 
+def whole(parts: Sequence[Found]) -> Found:
+    """Return what was found in all parts of a text."""
+    content = "".join(part.content for part in parts)
+    reasoning = "".join(part.reasoning for part in parts)
+    return Found(content, reasoning, joined(piece for part in parts for piece in part.calls))
+
+
 class Source:
     """The text that a parser has not read yet, and what it found since it was last asked.
 
     schemas  what the arguments of each tool may be, by the tools' names
     """
 
-    def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
+    def __init__(self, schemas: Schemas) -> None:
         self.held = ""
         self.num_read = 0  # characters before `held`
         self.is_over = False
@@ -110,10 +118,16 @@ class Source:
             emit(self.take(len(self.held) - _num_begun(self.held, marks)))
             yield
 
+    def name_upto(self, marks: tuple[str, ...]) -> Steps[tuple[str, str]]:
+        """Read a name and the mark after it; where the text ends before the mark, it is ""."""
+        name: list[str] = []
+        mark = yield from self.upto(marks, name.append)
+        return "".join(name), mark
+
     def skip(self, mark: str) -> Steps[bool]:
         """Read over the mark and white space before it; return False where something else is."""
         while True:
-            blank = _end(_BLANK, self.held)
+            blank = self._num_blank
             if self.held.startswith(mark, blank):
                 self.take(blank + len(mark))
                 return True
@@ -124,9 +138,9 @@ class Source:
 
     def next_sign(self) -> Steps[str]:
         """Return the next character that is no white space, without reading it; "" at the end."""
-        while not self.held[_end(_BLANK, self.held) :] and not self.is_over:
+        while not (self.held.strip() or self.is_over):
             yield
-        return self.held[_end(_BLANK, self.held) :][:1]
+        return self.held.lstrip()[:1]
 
     def json_value(self, emit: Emit) -> Steps[bool]:
         """Read one JSON value, and give its text to `emit` as it comes.
@@ -134,7 +148,7 @@ class Source:
         Return False where the text ends before it, or goes on as no JSON does.
         """
         yield from self.next_sign()
-        self.take(_end(_BLANK, self.held))
+        self.take(self._num_blank)
         scan = JsonScan()
         while True:
             emit(self.take(scan.feed(self.held)))
@@ -149,6 +163,10 @@ class Source:
             if self.is_over:
                 return
             yield
+
+    @property
+    def _num_blank(self) -> int:
+        return len(self.held) - len(self.held.lstrip())
 
     def take(self, count: int) -> str:
         """Read so many characters and return them."""
@@ -168,7 +186,7 @@ Parser = Callable[[Source], Steps[object]]
 class MarkupReader:
     """Reads the text of one completion, piece by piece, by a parser."""
 
-    def __init__(self, parser: Parser, schemas: Mapping[str, JsonObject]) -> None:
+    def __init__(self, parser: Parser, schemas: Schemas) -> None:
         self._source = Source(schemas)
         self._steps: Iterator[None] = parser(self._source)
 
@@ -208,8 +226,3 @@ def _num_begun(text: str, marks: tuple[str, ...]) -> int:
         (size for size in range(longest, 0, -1) if any(m.startswith(text[-size:]) for m in marks)),
         0,
     )
-
-
-def _end(pattern: re.Pattern[str], text: str) -> int:
-    found = pattern.match(text)
-    return found.end() if found else 0
