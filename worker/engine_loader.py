@@ -1,51 +1,14 @@
 """The engine that a worker runs, built from its settings."""
 
 import os
-from collections.abc import Callable
-from typing import Protocol
 
 from penstock.schemas.errors import InvalidJob
-from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.fake import fake_engine
 from penstock.worker.engine.io.config import EngineConfig
-from penstock.worker.engine.io.limits import EngineLimits
-from penstock.worker.engine.io.messages import AddSequence, Load, Output, PlanRow, Stats
 from penstock.worker.engine.io.setting_facts import Obeyed, facts, unusual
 from penstock.worker.process.loading import loading
 from penstock.worker.process.settings import WorkerSettings
-
-
-class AnyEngine(Protocol):
-    """The interface that `penstock.worker.engine.engine.Engine` and the fake engine share."""
-
-    note_plan: Callable[[list[PlanRow]], None] | None
-    """Told of each step's plan before it is computed."""
-
-    @property
-    def limits(self) -> EngineLimits: ...
-
-    @property
-    def busy(self) -> bool: ...
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of steps so far that computed something."""
-
-    def add(self, addition: AddSequence) -> None: ...
-
-    def cancel(self, seq_id: str) -> None: ...
-
-    def reset_prefix_cache(self) -> None: ...
-
-    def step(self) -> list[Output]: ...
-
-    def wait(self, timeout_s: float | None = None) -> bool: ...
-
-    def follow_blocks(self, with_token_ids: bool) -> BlockChanges: ...
-
-    def load(self) -> Load: ...
-
-    def stats(self) -> Stats: ...
 
 
 def load_engine(settings: WorkerSettings) -> AnyEngine:

@@ -18,29 +18,25 @@ from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
 from penstock.schemas.process.time_awake import TimeAwake
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.io.config import KvEventsConfig
-from penstock.worker.engine.io.messages import AddSequence, Load, Output
-from penstock.worker.engine_loader import AnyEngine
+from penstock.worker.engine.io.messages import Load, Output
 from penstock.worker.process.black_box import Recorder, leave_stacks
 from penstock.worker.process.ipc import (
     BlockingWire,
-    CancelSequence,
     Closed,
     EngineCommand,
     EngineEvent,
     Pause,
     Pulse,
     Ready,
-    ResetPrefixCache,
     Resume,
-    Sleep,
     Step,
-    Wake,
     receive_text,
 )
 from penstock.worker.process.log import log
 from penstock.worker.process.settings import WorkerSettings, pulse_every_s
-from penstock.worker.sleeper import SleepingEngine, sleeping_engine
+from penstock.worker.sleeper import sleeping_engine
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25
@@ -152,24 +148,14 @@ class EngineLoop:
 
     def _obey(self, command: EngineCommand) -> None:
         match command:
-            case AddSequence(seq_id, prompt, completion=completion):
-                if self._recorder is not None:
-                    self._recorder.note("added", seq_id, len(prompt), len(completion))
-                self._engine.add(command)
-            case CancelSequence(seq_id):
-                if self._recorder is not None:
-                    self._recorder.note("cancelled", seq_id)
-                self._engine.cancel(seq_id)
-            case ResetPrefixCache():
-                self._engine.reset_prefix_cache()
-            case Sleep() if isinstance(self._engine, SleepingEngine):
-                self._engine.sleep()
-            case Wake() if isinstance(self._engine, SleepingEngine):
-                self._engine.wake()
             case Pause():
                 self._goes_on.clear()
             case Resume():
                 self._goes_on.set()
+            case _:
+                if self._recorder is not None:
+                    self._recorder.note_command(command)
+                self._engine.put(command)
 
     def _beat(self) -> None:
         """Send the pulse from a thread beside the loop.

@@ -11,16 +11,21 @@ from itertools import zip_longest
 from threading import Event, Lock
 
 from penstock.schemas.errors import WorkerFailed
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.io.mailbox import Mailbox
 from penstock.worker.engine.io.messages import (
     AddSequence,
     BlockChange,
+    Command,
     Load,
     Output,
-    PlanRow,
+    ResetPrefixCache,
+    Sleep,
     Stats,
+    Wake,
 )
-from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.engine_loader import load_engine
 from penstock.worker.process.log import log
 from penstock.worker.process.settings import WorkerSettings
 
@@ -42,55 +47,48 @@ def sleeping_engine(settings: WorkerSettings) -> AnyEngine:
     return SleepingEngine(engine, lambda: load_engine(settings), settings.sleep_idle_s)
 
 
-class SleepingEngine:
-    """An engine with the interface of `AnyEngine`.
+class SleepingEngine(AnyEngine):
+    """An engine that sleeps when it is told to, or after `idle_s` seconds without work.
 
-    It sleeps when it is told to, or after `idle_s` seconds without work: then it holds neither the
-    model nor a cache. What is added wakes it. A new engine takes as many blocks as the first had,
-    or the process ends, and begins anew with what is left to it.
-
-    One thread calls `step` and `wait`; the others may be called from any thread.
+    Then it holds neither the model nor a cache. What is added wakes it. A new engine takes as many
+    blocks as the first had, or the process ends, and begins anew with what is left to it. All
+    engines have the same mailbox, where commands wait while none is there.
     """
 
     def __init__(
         self, engine: AnyEngine, load: Callable[[], AnyEngine], idle_s: float | None
     ) -> None:
-        self.limits = engine.limits
+        super().__init__(engine.limits)
+        self.mailbox = engine.mailbox
         self._engine: AnyEngine | None = engine
         self._load_engine = load
         self._idle_s = idle_s
-        self._lock = Lock()  # guards the engine, and what waits while there is none
+        self._lock = Lock()  # guards the engine
         self._stirs = Event()
         self._is_told = False  # to sleep
-        self._waiting: dict[str, AddSequence] = {}
         self._busy_s = time.monotonic()  # when it was last seen to have something to do
-        self._note_plan: Callable[[list[PlanRow]], None] | None = None
         self._changes: _Changes | None = None
         self._past = Stats()  # what earlier engines counted
         self._load = Load()
 
-    def sleep(self) -> None:
-        """Sleep once nothing is left to do."""
-        self._is_told = True
-
-    def wake(self) -> None:
-        self._is_told = False
-        self._stirs.set()
-
-    @property
-    def note_plan(self) -> Callable[[list[PlanRow]], None] | None:
-        return self._note_plan
-
-    @note_plan.setter
-    def note_plan(self, note: Callable[[list[PlanRow]], None] | None) -> None:
-        self._note_plan = note
-        if self._engine is not None:
-            self._engine.note_plan = note
+    def put(self, command: Command) -> None:
+        match command:
+            case Sleep():
+                self._is_told = True
+            case Wake():
+                self._is_told = False
+                self._stirs.set()
+            case AddSequence():
+                self.mailbox.put(command)
+                if not self._stirs.is_set():  # looked at last: to fall asleep clears it first
+                    self._stirs.set()
+            case _:
+                self.mailbox.put(command)
 
     @property
     def busy(self) -> bool:
         with self._lock:
-            return bool(self._waiting) if self._engine is None else self._engine.busy
+            return self._stirs.is_set() if self._engine is None else self._engine.busy
 
     @property
     def num_steps(self) -> int:
@@ -98,27 +96,11 @@ class SleepingEngine:
             now = 0 if self._engine is None else self._engine.num_steps
             return self._past.num_steps + now
 
-    def add(self, addition: AddSequence) -> None:
-        with self._lock:
-            if self._engine is not None:
-                self._engine.add(addition)
-                return
-            self._waiting[addition.seq_id] = addition
-        self._stirs.set()
-
-    def cancel(self, seq_id: str) -> None:
-        with self._lock:
-            self._waiting.pop(seq_id, None)
-            if self._engine is not None:
-                self._engine.cancel(seq_id)
-
-    def reset_prefix_cache(self) -> None:
-        with self._lock:
-            if self._engine is not None:
-                self._engine.reset_prefix_cache()
-
     def step(self) -> list[Output]:
-        return [] if self._engine is None else self._engine.step()
+        if self._engine is None:
+            return []
+        self._engine.note_plan = self.note_plan
+        return self._engine.step()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether there is something to do now; sleep and wake in between."""
@@ -150,12 +132,13 @@ class SleepingEngine:
             return _added(self._past, self._engine.stats())
 
     def _fall_asleep(self, engine: AnyEngine) -> None:
+        self._stirs.clear()
         with self._lock:
             if engine.busy:
                 return
-            engine.reset_prefix_cache()
+            engine.mailbox = Mailbox()  # what comes from now on is for the next engine
+            engine.put(ResetPrefixCache())
             engine.step()  # forgets it: there is nothing else to do
-            self._stirs.clear()
             self._load = engine.load()
             now = replace(_added(self._past, engine.stats()), is_asleep=True)
             if self._changes is not None:
@@ -170,15 +153,12 @@ class SleepingEngine:
         engine = self._load_engine()
         if engine.limits != self.limits:
             raise WorkerFailed("the engine woke with other limits than it had")
-        engine.note_plan = self._note_plan
+        engine.mailbox = self.mailbox
         if self._changes is not None:
             self._changes.follow(engine)
         with self._lock:
             self._past = replace(self._past, is_asleep=False)
             self._engine = engine
-            for addition in self._waiting.values():
-                engine.add(addition)
-            self._waiting.clear()
         self._busy_s = time.monotonic()
         log.info("engine woke in %.2f s", self._busy_s - began_s)
 

@@ -22,7 +22,8 @@ from penstock.schemas.event import EVENT, Delta, Result
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
 from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
-from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.engine.any_engine import AnyEngine
+from penstock.worker.engine_loader import load_engine
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.consumer import Intake
 from penstock.worker.llm import LLM, RequestOutput

@@ -1,11 +1,8 @@
 """The engine and its loop (continuous batching): schedule a step, run it, update the sequences."""
 
 import time
-from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import msgspec
@@ -13,11 +10,21 @@ import numpy as np
 
 from penstock.schemas.errors import PenstockError, WorkerFailed
 from penstock.schemas.metrics import names
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.beams import Beams, CopyingRunner
 from penstock.worker.engine.cache.block_changes import BlockChanges
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
 from penstock.worker.engine.io.limits import EngineLimits
-from penstock.worker.engine.io.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
+from penstock.worker.engine.io.mailbox import Callback
+from penstock.worker.engine.io.messages import (
+    AddSequence,
+    Command,
+    Load,
+    Logprob,
+    Output,
+    ResetPrefixCache,
+    Stats,
+)
 from penstock.worker.engine.running.runner import Launched
 from penstock.worker.engine.sampling.sampler import NO_TOKEN, DrawnTokens, Sampled
 from penstock.worker.engine.scheduling.scheduler import Scheduler
@@ -53,11 +60,8 @@ class AheadRunner(Protocol):
         """Draw the tokens that follow from the plan."""
 
 
-class Engine:
+class Engine(AnyEngine):
     """The engine: tokens in, tokens out. It knows nothing of text, Redis or HTTP.
-
-    One thread calls `step`. `add` and `cancel` may be called from any thread, and act at the next
-    step.
 
     ahead  the runner, where a step's forward pass is launched before the tokens of the step before
            it are read; the host then works while the device computes
@@ -71,16 +75,13 @@ class Engine:
         grammars: Grammars,
         ahead: AheadRunner | None = None,
     ) -> None:
-        self.limits = limits
+        super().__init__(limits)
         self.scheduler = scheduler
         self.runner = runner
         self.grammars = grammars
         self.ahead = ahead
         self._launched: Launched | None = None  # the next step
         self._num_step_tokens, self._num_step_pairs = 0, 0.0  # the last step's
-        self.note_plan: Callable[[list[PlanRow]], None] | None = None
-        self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
-        self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
         self._seqs: dict[str, Sequence] = {}
         self._beams = Beams(scheduler, runner, partial(sequence_of, limits=limits), self._note_end)
         self._stats = Stats(limits.num_blocks, limits.block_size, scheduler.max_num_batched_tokens)
@@ -88,20 +89,9 @@ class Engine:
         self._step_tokens = self._tallies["step_tokens"]
         grammars.note_compiled = self._tallies["compile_seconds"].observe
 
-    def add(self, addition: AddSequence) -> None:
-        self._inbox.put(lambda: self._add(addition))
-
-    def cancel(self, seq_id: str) -> None:
-        """End the sequence without an output; one that has already ended is no error."""
-        self._inbox.put(lambda: self._cancel(seq_id))
-
-    def reset_prefix_cache(self) -> None:
-        """Forget, at the next step, what was computed: nothing that comes later finds it."""
-        self._inbox.put(self.scheduler.pool.forget_all)
-
     def step(self) -> list[Output]:
         """Compute one step; return the new tokens, and the errors of refused sequences."""
-        outputs = self._drain_inbox()
+        outputs = self.mailbox.drain(self._carry_out)
         begin = time.perf_counter()
         launched = self._take_launched()
         if launched is not None:
@@ -122,29 +112,9 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Return whether a step would have anything to do now."""
-        waits = self.scheduler.running or self.scheduler.waiting
-        return bool(waits or self._pending_calls or not self._inbox.empty())
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of steps that computed something."""
-        return self._stats.num_steps
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until there is something to do; return False when nothing came in time."""
-        if not self.busy:
-            try:
-                self._pending_calls.append(self._inbox.get(timeout=timeout_s))
-            except Empty:
-                return False
-        return True
+        return bool(self.scheduler.running or self.scheduler.waiting or self.mailbox)
 
     def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
-        """Return where the changes of the prefix cache are from now on, to be taken at each step.
-
-        Call it before the first step.
-        """
         pool = self.scheduler.pool
         pool.changes = BlockChanges(pool.block_size, with_token_ids)
         return pool.changes
@@ -203,31 +173,23 @@ class Engine:
             self._launched = self.ahead.launch(plan, drawn, places)
         return self._update(launched.plan, drawn.read())
 
-    def _drain_inbox(self) -> list[Output]:
-        while not self._inbox.empty():
-            self._pending_calls.append(self._inbox.get())
-        outputs = []
-        while self._pending_calls:
-            output = self._pending_calls.popleft()()
-            if output:
-                outputs.append(output)
-        return outputs
+    def _carry_out(self, command: Command) -> Output | None:
+        if isinstance(command, ResetPrefixCache):
+            self.scheduler.pool.forget_all()
+        return super()._carry_out(command)
 
-    def _add(self, addition: AddSequence) -> Output | None:
-        error = self.limits.check(addition)
-        if error:
-            return refusal(addition.seq_id, error)
+    def _add(self, addition: AddSequence) -> None:
         if addition.params.use_beam_search:
             self._beams.add(addition)
-            return None
+            return
         seq = sequence_of(addition, self.limits)
         self._seqs[seq.seq_id] = seq
         if addition.params.structured_outputs is None:
             self.scheduler.add(seq)
-            return None
+            return
         grammar = self.grammars.compile(addition.params.structured_outputs)
-        grammar.add_done_callback(lambda _: self._inbox.put(lambda: self._constrain(seq, grammar)))
-        return None
+        ready = Callback(partial(self._constrain, seq, grammar))
+        grammar.add_done_callback(lambda _: self.mailbox.put(ready))
 
     def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
         """Start a sequence whose grammar is ready, or refuse it. Until now it held no blocks."""
@@ -383,4 +345,4 @@ class Engine:
         def told() -> Output:
             return msgspec.structs.replace(output, schema_error=checked.result() or None)
 
-        checked.add_done_callback(lambda _: self._inbox.put(told))
+        checked.add_done_callback(lambda _: self.mailbox.put(Callback(told)))

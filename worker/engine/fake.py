@@ -18,15 +18,14 @@ import re
 import signal
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from penstock.schemas.event import FinishReason
 from penstock.schemas.metrics import names
 from penstock.schemas.metrics.tally import Tally
-from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.io.limits import EngineLimits, PoolingFacts
 from penstock.worker.engine.io.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 
@@ -79,51 +78,21 @@ class _Sequence:
 
 
 @dataclass(slots=True)
-class FakeEngine:
-    """An engine with the interface of `Engine`, which takes `step_s` for every step."""
+class FakeEngine(AnyEngine):
+    """An engine that takes `step_s` for every step."""
 
-    limits: EngineLimits
     step_s: float = 0.002
     poison: str = ""
     stamps: Stamps | None = None
     prefill_tokens: int = 2048  # tokens of one prompt in one step
-    note_plan: Callable[[list[PlanRow]], None] | None = None
-    _inbox: SimpleQueue[AddSequence | str] = field(default_factory=SimpleQueue)
-    _seqs: dict[str, _Sequence] = field(default_factory=dict)
+    _seqs: dict[str, _Sequence] = field(default_factory=dict, init=False)
     _num_held: int = 0  # blocks
-    _outputs: list[Output] = field(default_factory=list)
-    _stats: Stats = field(default_factory=Stats)
     _tallies: dict[str, Tally] = field(
         default_factory=lambda: {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
     )
 
-    def add(self, addition: AddSequence) -> None:
-        self._inbox.put(addition)
-
-    def cancel(self, seq_id: str) -> None:
-        self._inbox.put(seq_id)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._seqs or self._outputs or not self._inbox.empty())
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of steps that computed something."""
-        return self._stats.num_steps
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        if not self.busy:
-            try:
-                self._take(self._inbox.get(timeout=timeout_s))
-            except Empty:
-                return False
-        return True
-
     def step(self) -> list[Output]:
-        while not self._inbox.empty():
-            self._take(self._inbox.get())
-        outputs, self._outputs = self._outputs, []
+        outputs = self.mailbox.drain(self._carry_out)
         running = list(self._seqs.values())[: self.limits.max_num_seqs]
         if self.note_plan is not None and running:
             self.note_plan([self._row(seq) for seq in running])
@@ -145,13 +114,6 @@ class FakeEngine:
         self._stats.generation_tokens += len(decoding)
         return outputs
 
-    def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
-        """Return what stays empty: there is no prefix cache."""
-        return BlockChanges(self.limits.block_size, with_token_ids)
-
-    def reset_prefix_cache(self) -> None:
-        """Do nothing: it has none of its own."""
-
     def load(self) -> Load:
         return Load(self._num_held, max(0, len(self._seqs) - self.limits.max_num_seqs))
 
@@ -162,17 +124,15 @@ class FakeEngine:
         self._stats.histograms = {stat: tally.dump() for stat, tally in self._tallies.items()}
         return self._stats
 
-    def _take(self, letter: AddSequence | str) -> None:
-        if isinstance(letter, str):
-            self._end(letter)
-        elif error := self.limits.check(letter):
-            self._outputs.append(Output(letter.seq_id, [], error=error.body()))
-        else:
-            self._end(letter.seq_id)
-            seq = _Sequence(letter, _key(letter), len(letter.completion))
-            self._seqs[letter.seq_id] = seq
-            self._num_held += self._num_blocks(seq)
-            self._stats.prompt_tokens += len(letter.prompt)
+    def _cancel(self, seq_id: str) -> None:
+        self._end(seq_id)
+
+    def _add(self, addition: AddSequence) -> None:
+        self._end(addition.seq_id)
+        seq = _Sequence(addition, _key(addition), len(addition.completion))
+        self._seqs[addition.seq_id] = seq
+        self._num_held += self._num_blocks(seq)
+        self._stats.prompt_tokens += len(addition.prompt)
 
     def _end(self, seq_id: str) -> None:
         if seq := self._seqs.pop(seq_id, None):

@@ -3,9 +3,8 @@
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
@@ -13,11 +12,11 @@ import torch
 from penstock.schemas.metrics import names
 from penstock.schemas.metrics.tally import Tally
 from penstock.schemas.params.pooling import PoolingTask
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.build import refuse_longer, spec_of, take_device
-from penstock.worker.engine.cache.block_changes import BlockChanges
 from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.engine.io.limits import EngineLimits, PoolingFacts
-from penstock.worker.engine.io.messages import AddSequence, Load, Output, PlanRow, Stats
+from penstock.worker.engine.io.messages import AddSequence, Load, Output, Stats
 from penstock.worker.engine.scheduling.step_tokens import most_in_time
 from penstock.worker.models.pooling_model import PoolingModel, TextIds, load_pooling_model
 
@@ -27,27 +26,22 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 @dataclass(slots=True)
-class PoolingEngine:
-    """An engine with the interface of `Engine`, whose sequences end with the step that reads them.
+class PoolingEngine(AnyEngine):
+    """An engine whose sequences end with the step that reads them.
 
     A step reads whole texts, in the order of their turns: as many as have `step_tokens` together,
     and one at least. Nothing is held between steps; blocks are counted so that a worker takes no
     more jobs than it will soon read.
     """
 
-    limits: EngineLimits
     model: PoolingModel
     facts: PoolingFacts
     step_tokens: int
-    note_plan: Callable[[list[PlanRow]], None] | None = None
     num_steps: int = 0  # layers of groups, since the texts of a step may be long
-    _inbox: SimpleQueue[AddSequence | str] = field(default_factory=SimpleQueue)
-    _seqs: dict[str, AddSequence] = field(default_factory=dict)
+    _seqs: dict[str, AddSequence] = field(default_factory=dict, init=False)
     _line: list[tuple[int, int, int, str]] = field(default_factory=list)  # some may be cancelled
     _number: "itertools.count[int]" = field(default_factory=itertools.count)
     _num_held: int = 0  # blocks
-    _outputs: list[Output] = field(default_factory=list)
-    _stats: Stats = field(default_factory=Stats)
     _tallies: dict[str, Tally] = field(
         default_factory=lambda: {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
     )
@@ -55,30 +49,8 @@ class PoolingEngine:
     def __post_init__(self) -> None:
         self.model.follow(self._note_layer)
 
-    def add(self, addition: AddSequence) -> None:
-        self._inbox.put(addition)
-
-    def cancel(self, seq_id: str) -> None:
-        self._inbox.put(seq_id)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._seqs or self._outputs or not self._inbox.empty())
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether there is anything for a step to do, after at most this time."""
-        if not self.busy:
-            try:
-                self._take(self._inbox.get(timeout=timeout_s))
-            except Empty:
-                return False
-        return True
-
     def step(self) -> list[Output]:
-        while not self._inbox.empty():
-            self._take(self._inbox.get())
-        batch = self._next()
-        outputs, self._outputs = self._outputs, []
+        outputs, batch = self.mailbox.drain(self._carry_out), self._next()
         if batch:
             began_s = time.perf_counter()
             if self.note_plan is not None:
@@ -86,13 +58,6 @@ class PoolingEngine:
             outputs += self._computed(batch)
             self._count(batch, time.perf_counter() - began_s)
         return outputs
-
-    def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
-        """Return what stays empty: there is no prefix cache."""
-        return BlockChanges(self.limits.block_size, with_token_ids)
-
-    def reset_prefix_cache(self) -> None:
-        """Do nothing: it has none of its own."""
 
     def load(self) -> Load:
         return Load(self._num_held, max(0, len(self._seqs) - self.limits.max_num_seqs))
@@ -106,17 +71,15 @@ class PoolingEngine:
         stats.histograms = {stat: tally.dump() for stat, tally in self._tallies.items()}
         return stats
 
-    def _take(self, letter: AddSequence | str) -> None:
-        if isinstance(letter, str):
-            self._end(letter)
-        elif error := self.limits.check(letter):
-            self._outputs.append(Output(letter.seq_id, [], error=error.body()))
-        else:
-            self._end(letter.seq_id)
-            self._seqs[letter.seq_id] = letter
-            place = letter.priority, letter.turn, next(self._number), letter.seq_id
-            heapq.heappush(self._line, place)
-            self._num_held += self._num_blocks(letter)
+    def _cancel(self, seq_id: str) -> None:
+        self._end(seq_id)
+
+    def _add(self, addition: AddSequence) -> None:
+        self._end(addition.seq_id)
+        self._seqs[addition.seq_id] = addition
+        place = addition.priority, addition.turn, next(self._number), addition.seq_id
+        heapq.heappush(self._line, place)
+        self._num_held += self._num_blocks(addition)
 
     def _end(self, seq_id: str) -> None:
         if seq := self._seqs.pop(seq_id, None):

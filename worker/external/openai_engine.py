@@ -8,16 +8,17 @@ jobs on, as it does for any worker, and blames what killed it.
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from functools import partial
 
 import uvloop
 
 from penstock.schemas.errors import InvalidJob
-from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.io.limits import EngineLimits
-from penstock.worker.engine.io.messages import AddSequence, Load, Output, PlanRow, Stats
+from penstock.worker.engine.io.mailbox import Callback
+from penstock.worker.engine.io.messages import AddSequence, Load, Output, Stats
 from penstock.worker.external.requests import Requests, ServerLost
 from penstock.worker.external.server import Fitness, Refused, RemoteServer, Unready
 from penstock.worker.external.shape import ModelShape, model_shape
@@ -29,9 +30,6 @@ from penstock.worker.text.model_tokenizer import ModelTokenizer
 _START_RETRY_S = 1.0
 _TOLD_EVERY_S = 30.0
 
-# To the loop of steps: commands from one side, outputs and the loss of a server from the other.
-Letter = AddSequence | str | Output | ServerLost
-
 
 @dataclass(slots=True)
 class _Counted:
@@ -40,63 +38,33 @@ class _Counted:
 
 
 @dataclass(slots=True)
-class OpenAIEngine:
+class OpenAIEngine(AnyEngine):
     """The engine of a worker whose model is served elsewhere.
 
-    Steps run in the caller's thread, and requests in the thread of `loop`. No block is counted that
-    a server holds; those here stand for the tokens of the sequences.
+    Steps run in the caller's thread, and requests in the thread of `loop`. No step is counted, so
+    that none's time stands for its speed, nor a block that a server holds: those here stand for
+    the tokens of the sequences.
     """
 
-    limits: EngineLimits
     loop: asyncio.AbstractEventLoop
-    requests: Requests
-    letters: SimpleQueue[Letter]
-    note_plan: Callable[[list[PlanRow]], None] | None = None
-    _seqs: dict[str, _Counted] = field(default_factory=dict)
-    _first: list[Letter] = field(default_factory=list)  # what `wait` took
-    _outputs: list[Output] = field(default_factory=list)
-    _stats: Stats = field(default_factory=Stats)
+    servers: list[RemoteServer]
+    fitness: Fitness
+    speller: Speller
+    requests: Requests = field(init=False)
+    _watch: Future[None] = field(init=False)  # held, or the task could be collected
+    _seqs: dict[str, _Counted] = field(default_factory=dict, init=False)
 
-    def add(self, addition: AddSequence) -> None:
-        self.letters.put(addition)
-
-    def cancel(self, seq_id: str) -> None:
-        self.letters.put(seq_id)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._seqs or self._first or not self.letters.empty())
-
-    @property
-    def num_steps(self) -> int:
-        """Return 0: nothing is computed here, so that no step's time stands for its speed."""
-        return 0
+    def __post_init__(self) -> None:
+        self.requests = Requests(self.servers, self.fitness, self.limits, self.speller, self._post)
+        self._watch = asyncio.run_coroutine_threadsafe(self.requests.watch(), self.loop)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether there is anything for a step to do, after at most this time."""
-        if not self._first:
-            try:
-                self._first.append(self.letters.get(timeout=timeout_s))
-            except Empty:
-                return False
-        return True
+        """Sleep until a command or an output came: others compute what is in work."""
+        return self.mailbox.wait(timeout_s)
 
     def step(self) -> list[Output]:
-        """Obey what was told, and return what the servers made. Raises ServerLost."""
-        for letter in self._first:
-            self._take(letter)
-        self._first.clear()
-        while not self.letters.empty():
-            self._take(self.letters.get())
-        outputs, self._outputs = self._outputs, []
-        return outputs
-
-    def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
-        """Return what stays empty: what a server caches is not known here."""
-        return BlockChanges(self.limits.block_size, with_token_ids)
-
-    def reset_prefix_cache(self) -> None:
-        """Do nothing: it has none of its own."""
+        """Carry out the commands, and return what the servers made. Raises ServerLost."""
+        return self.mailbox.drain(self._carry_out)
 
     def load(self) -> Load:
         held = sum(self._num_blocks(seq) for seq in self._seqs.values())
@@ -109,35 +77,29 @@ class OpenAIEngine:
         stats.num_running = len(self._seqs) - stats.num_waiting
         return stats
 
-    def _take(self, letter: Letter) -> None:
-        match letter:
-            case ServerLost():
-                raise letter
-            case AddSequence():
-                self._begin(letter)
-            case Output():
-                self._note(letter)
-            case str():
-                self._seqs.pop(letter, None)
-                self.loop.call_soon_threadsafe(self.requests.cancel, letter)
-
-    def _begin(self, addition: AddSequence) -> None:
-        if error := self.limits.check(addition):
-            self._outputs.append(Output(addition.seq_id, [], error=error.body()))
-            return
+    def _add(self, addition: AddSequence) -> None:
         self._seqs[addition.seq_id] = _Counted(len(addition.prompt), len(addition.completion))
         self._stats.prompt_tokens += len(addition.prompt)
         self.loop.call_soon_threadsafe(self.requests.begin, addition)
 
-    def _note(self, output: Output) -> None:
+    def _cancel(self, seq_id: str) -> None:
+        self._seqs.pop(seq_id, None)
+        self.loop.call_soon_threadsafe(self.requests.cancel, seq_id)
+
+    def _post(self, output: Output | ServerLost) -> None:
+        self.mailbox.put(Callback(partial(self._note, output)))
+
+    def _note(self, output: Output | ServerLost) -> Output | None:
+        if isinstance(output, ServerLost):
+            raise output
         seq = self._seqs.get(output.seq_id)
         if seq is None:
-            return  # it was cancelled
+            return None  # it was cancelled
         seq.num_made += len(output.token_ids)
         self._stats.generation_tokens += len(output.token_ids)
         if output.finish_reason is not None or output.error is not None:
             del self._seqs[output.seq_id]
-        self._outputs.append(output)
+        return output
 
     def _num_blocks(self, seq: _Counted) -> int:
         return -(-(seq.num_prompt + seq.num_made) // self.limits.block_size)
@@ -155,19 +117,10 @@ def load_openai_engine(settings: WorkerSettings) -> OpenAIEngine:
     ]
     fitness = asyncio.run_coroutine_threadsafe(_first_fit(servers, settings, shape), loop).result()
     limits = _limits(settings, shape, fitness, len(servers))
-    letters: SimpleQueue[Letter] = SimpleQueue()
     speller = Speller(ModelTokenizer(settings.tokenizer_folder()), shape.vocab_size)
     if fitness.dialect.tells == "text":
         log.warning("servers tell no token ids: a job that is handed on goes on from its text")
-
-    async def start() -> Requests:
-        requests = Requests(servers, fitness, limits, speller, letters.put)
-        watch.append(asyncio.ensure_future(requests.watch()))
-        return requests
-
-    watch: list[asyncio.Future[None]] = []  # held, or the task could be collected
-    requests = asyncio.run_coroutine_threadsafe(start(), loop).result()
-    return OpenAIEngine(limits, loop, requests, letters)
+    return OpenAIEngine(limits, loop, servers, fitness, speller)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from pydantic import JsonValue
@@ -16,10 +15,10 @@ from pydantic import JsonValue
 from penstock.schemas.errors import InvalidJob, PenstockError, StreamDiverged
 from penstock.schemas.event import FinishReason
 from penstock.schemas.params.sampling import SamplingParams
-from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.engine.io.limits import EngineLimits
-from penstock.worker.engine.io.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
+from penstock.worker.engine.io.messages import AddSequence, Load, Logprob, Output, Stats
 from penstock.worker.engine.io.setting_facts import Obeyed, facts, unusual
 from penstock.worker.external.continuation import Continuation, Diverged
 from penstock.worker.external.shape import model_shape
@@ -123,87 +122,49 @@ class StepRecorder:
 
 
 @dataclass(slots=True)
-class VllmEngine:
-    """An engine with the interface of ours, which steps vLLM's.
+class VllmEngine(AnyEngine):
+    """An engine that steps vLLM's.
 
     prompt_of  makes vLLM's prompt of token ids and a salt
     params_of  makes vLLM's parameters of a request
     refusals   its errors of a request that it does not take
     """
 
-    limits: EngineLimits
     vllm: VLLM
     prompt_of: Callable[[dict[str, JsonValue]], object]
     params_of: Callable[[Continuation], object]
     refusals: tuple[type[Exception], ...]
-    stats_: Stats
-    note_plan: Callable[[list[PlanRow]], None] | None = None
-    _letters: SimpleQueue[AddSequence | str] = field(default_factory=SimpleQueue)
-    _seqs: dict[str, Continuation] = field(default_factory=dict)
-    _outputs: list[Output] = field(default_factory=list)
-
-    def add(self, addition: AddSequence) -> None:
-        self._letters.put(addition)
-
-    def cancel(self, seq_id: str) -> None:
-        self._letters.put(seq_id)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._seqs or self._outputs or not self._letters.empty())
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of steps that computed something."""
-        return self.stats_.num_steps
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        if not self.busy:
-            try:
-                self._take(self._letters.get(timeout=timeout_s))
-            except Empty:
-                return False
-        return True
+    _seqs: dict[str, Continuation] = field(default_factory=dict, init=False)
 
     def step(self) -> list[Output]:
-        while not self._letters.empty():
-            self._take(self._letters.get())
+        outputs = self.mailbox.drain(self._carry_out)
         if self._seqs:
             if self.note_plan is not None:  # its slices are vLLM's own affair
                 self.note_plan([(seq_id, 0, len(seq.made)) for seq_id, seq in self._seqs.items()])
-            for made in self.vllm.step():
-                self._note(made)
-            self.stats_.num_steps += 1
+            notes = [self._note(made) for made in self.vllm.step()]
+            outputs += [output for output in notes if output is not None]
+            self._stats.num_steps += 1
         if not self._seqs:
-            self.stats_.num_running = self.stats_.num_waiting = self.stats_.num_held_blocks = 0
-        outputs, self._outputs = self._outputs, []
+            self._stats.num_running = self._stats.num_waiting = self._stats.num_held_blocks = 0
         return outputs
 
-    def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
-        """Return what stays empty: vLLM tells of its blocks in its own way."""
-        return BlockChanges(self.limits.block_size, with_token_ids)
-
-    def reset_prefix_cache(self) -> None:
-        """Do nothing: it has none of its own."""
-
     def load(self) -> Load:
-        return Load(self.stats_.num_held_blocks, self.stats_.num_waiting)
+        return Load(self._stats.num_held_blocks, self._stats.num_waiting)
 
     def stats(self) -> Stats:
-        return self.stats_
+        return self._stats
 
-    def _take(self, letter: AddSequence | str) -> None:
-        if isinstance(letter, str):
-            if self._seqs.pop(letter, None) is not None:
-                self.vllm.abort_request([letter])
-        elif error := self.limits.check(letter):
-            self._outputs.append(Output(letter.seq_id, [], error=error.body()))
-        else:
-            seq = Continuation.of(letter, self.limits)
-            self.stats_.prompt_tokens += len(letter.prompt)
-            self._begin(seq, again=not seq.can_go_on)
+    def _add(self, addition: AddSequence) -> Output | None:
+        seq = Continuation.of(addition, self.limits)
+        self._stats.prompt_tokens += len(addition.prompt)
+        return self._begin(seq, again=not seq.can_go_on)
 
-    def _begin(self, seq: Continuation, again: bool) -> None:
+    def _cancel(self, seq_id: str) -> None:
+        if self._seqs.pop(seq_id, None) is not None:
+            self.vllm.abort_request([seq_id])
+
+    def _begin(self, seq: Continuation, again: bool) -> Output | None:
+        """Make a request for the sequence, or return why vLLM refuses it."""
         addition = seq.addition
         seq.begin(again)
         prompt: dict[str, JsonValue] = {"prompt_token_ids": [*seq.prompt]}
@@ -220,14 +181,14 @@ class VllmEngine:
         except self.refusals as error:  # what only its own checks find, such as a bad grammar
             said = " ".join(str(error).split())
             refusal = InvalidJob(f"vLLM refused the job: {said:.300}")
-            self._outputs.append(Output(addition.seq_id, [], error=refusal.body()))
-        else:
-            self._seqs[addition.seq_id] = seq
+            return Output(addition.seq_id, [], error=refusal.body())
+        self._seqs[addition.seq_id] = seq
+        return None
 
-    def _note(self, made: Made) -> None:
+    def _note(self, made: Made) -> Output | None:
         seq = self._seqs.get(made.request_id)
         if seq is None:
-            return
+            return None
         [choice] = made.outputs
         params, token_ids = seq.addition.params, [*choice.token_ids]
         if choice.finish_reason not in (None, *_ENDS):
@@ -237,34 +198,30 @@ class VllmEngine:
             if choice.finish_reason is not None and seq.is_behind:
                 raise Diverged
         except Diverged:
-            self._go_on(seq)
-            return
+            return self._go_on(seq)
         finish, reason = _ENDS.get(choice.finish_reason or ""), choice.stop_reason
         if finish is not None:
             del self._seqs[made.request_id]
-        self.stats_.generation_tokens += len(token_ids) - num_known
+        self._stats.generation_tokens += len(token_ids) - num_known
         if num_known == len(token_ids) and finish is None:
-            return
+            return None
         told = None
         if params.logprobs is not None and choice.logprobs is not None:
             told = _logprobs(token_ids, choice.logprobs, params.logprobs)[num_known:]
         stop_id = reason if isinstance(reason, int) and reason in params.stop_token_ids else None
         cached = made.num_cached_tokens or 0
-        self._outputs.append(
-            Output(made.request_id, token_ids[num_known:], told, finish, stop_id, cached)
-        )
+        return Output(made.request_id, token_ids[num_known:], told, finish, stop_id, cached)
 
-    def _go_on(self, seq: Continuation) -> None:
+    def _go_on(self, seq: Continuation) -> Output | None:
         """Go on from the tokens that are known, which the request did not give again."""
         seq_id = seq.addition.seq_id
         del self._seqs[seq_id]
         self.vllm.abort_request([seq_id])
         if seq.addition.params.structured_outputs is not None:
             error = StreamDiverged(seq_id.partition(":")[0], len(seq.made))
-            self._outputs.append(Output(seq_id, [], error=error.body()))
-            return
+            return Output(seq_id, [], error=error.body())
         log.warning("request of %s gave other tokens; it goes on", seq_id)
-        self._begin(seq, again=False)
+        return self._begin(seq, again=False)
 
 
 class EngineFailed(PenstockError):
@@ -303,12 +260,6 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
         eos_token_ids=shape.eos_token_ids,
         unsupported=UNSUPPORTED,
     )
-    stats = Stats(
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-    )
-    engine.logger_manager = StepRecorder(stats)
 
     def params_of(seq: Continuation) -> object:
         params = seq.addition.params
@@ -327,14 +278,18 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
             output_kind=RequestOutputKind.DELTA,
         )
 
-    return VllmEngine(
+    ours = VllmEngine(
         limits,
         engine,
         lambda prompt: engine.renderer.render_cmpl([prompt])[0],
         params_of,
         (ValueError, VLLMClientError),
-        stats,
     )
+    stats = ours.stats()
+    stats.num_blocks, stats.block_size = limits.num_blocks, limits.block_size
+    stats.max_num_batched_tokens = config.scheduler_config.max_num_batched_tokens
+    engine.logger_manager = StepRecorder(stats)
+    return ours
 
 
 def _arguments(settings: WorkerSettings, folder: str, known: frozenset[str]) -> dict[str, object]:

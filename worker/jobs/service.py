@@ -19,6 +19,7 @@ from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_std
 from penstock.schemas.process.tracing import tracing
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.servers import Redis
+from penstock.worker.engine.io.messages import ResetPrefixCache, Sleep, Wake
 from penstock.worker.jobs.cache_events import CacheEvents
 from penstock.worker.jobs.command_sender import CommandSender
 from penstock.worker.jobs.consumer import Intake
@@ -40,12 +41,9 @@ from penstock.worker.process.ipc import (
     Prepared,
     Ready,
     Renewed,
-    ResetPrefixCache,
     Resume,
     Signals,
-    Sleep,
     Step,
-    Wake,
     WorkerCommand,
     WorkerEvent,
     receive_text,

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from penstock.schemas.delivery import JobSignal, OutOfBudget
 from penstock.schemas.errors import AnswerTooLarge, Unavailable
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.worker.engine.io.messages import AddSequence, Output
+from penstock.worker.engine.io.messages import AddSequence, CancelSequence, Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.job_counts import JobCounts
 from penstock.worker.jobs.lease_clock import LeaseClock
-from penstock.worker.process.ipc import CancelSequence, EngineCommand
+from penstock.worker.process.ipc import EngineCommand
 from penstock.worker.process.log import log
 
 if TYPE_CHECKING:

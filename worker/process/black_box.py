@@ -23,7 +23,7 @@ import msgspec
 from pydantic import JsonValue, TypeAdapter
 
 from penstock.schemas.process.start import places
-from penstock.worker.engine.io.messages import PlanRow
+from penstock.worker.engine.io.messages import AddSequence, CancelSequence, Command, PlanRow
 
 _STEPS = 0, 16, 65536  # offset, slots, bytes of a slot
 _EVENTS = 16 * 65536, 256, 256  # the same, behind the steps
@@ -90,6 +90,13 @@ class Recorder:
         record = msgspec.json.encode(told | {"seqs": plan[:_MOST_ROWS]})
         if not self._steps.write(record):
             self._steps.write(msgspec.json.encode(told))
+
+    def note_command(self, command: Command) -> None:
+        match command:
+            case AddSequence(seq_id, prompt, completion=completion):
+                self.note("added", seq_id, len(prompt), len(completion))
+            case CancelSequence(seq_id):
+                self.note("cancelled", seq_id)
 
     def note(self, event: str, seq_id: str, *counts: int | str) -> None:
         self._events.write(msgspec.json.encode([time.time(), event, seq_id, *counts]))

@@ -18,18 +18,22 @@ from pydantic import JsonValue
 from penstock.schemas.delivery import JobSignal
 from penstock.schemas.event import of_report, to_report
 from penstock.worker.engine.io.limits import EngineLimits
-from penstock.worker.engine.io.messages import AddSequence, BlockChange, Load, Output, Stats
+from penstock.worker.engine.io.messages import (
+    BlockChange,
+    Command,
+    Load,
+    Output,
+    ResetPrefixCache,
+    Sleep,
+    Stats,
+    Wake,
+)
 
 _HEADER = struct.Struct("!I")
 _READ_BYTES = 1 << 18
 
 
 # To the engine.
-
-
-@dataclass(frozen=True, slots=True)
-class CancelSequence:
-    seq_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +46,7 @@ class Resume:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class ResetPrefixCache:
-    """Forget what the prefix cache holds. The I/O process passes it on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    """Give the model's memory back once nothing is left to do, and wait for Wake.
-
-    The I/O process is to take no new jobs, and to hand back those that still run after `seconds`.
-    """
-
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    pass
-
-
-EngineCommand = AddSequence | CancelSequence | Pause | Resume | ResetPrefixCache | Sleep | Wake
+EngineCommand = Command | Pause | Resume
 
 
 # From the engine.

@@ -24,6 +24,7 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.server_check import UnfitServer, check_servers
 from penstock.schemas.redis.servers import Redis
+from penstock.worker.engine.io.messages import ResetPrefixCache, Sleep, Wake
 from penstock.worker.process.fingerprint import fingerprint
 from penstock.worker.process.ipc import (
     Alive,
@@ -34,9 +35,6 @@ from penstock.worker.process.ipc import (
     EndSession,
     Prepared,
     Pulse,
-    ResetPrefixCache,
-    Sleep,
-    Wake,
     WorkerCommand,
 )
 from penstock.worker.process.log import log

@@ -18,8 +18,9 @@ from other_server import EOS, OtherServer, state_of, undisturbed
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.io.messages import AddSequence, Output
-from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.engine_loader import load_engine
 from penstock.worker.external.requests import ServerLost
 from penstock.worker.llm import LLM
 from penstock.worker.process.settings import WorkerSettings

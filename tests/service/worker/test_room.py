@@ -18,17 +18,17 @@ from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
+from penstock.worker.engine.any_engine import AnyEngine
 from penstock.worker.engine.fake import FakeEngine
 from penstock.worker.engine.io.limits import EngineLimits
-from penstock.worker.engine.io.messages import AddSequence, Load, Output
-from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.engine.io.messages import AddSequence, CancelSequence, Load, Output
+from penstock.worker.engine_loader import load_engine
 from penstock.worker.engine_process import EngineLoop
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.service import Service
 from penstock.worker.process.ipc import (
     BeginSession,
     BlockingWire,
-    CancelSequence,
     Channel,
     EngineCommand,
     EngineEvent,

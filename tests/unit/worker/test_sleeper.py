@@ -10,7 +10,7 @@ import pytest
 from forgetful import ForgetfulRunner, addition, make_engine
 from penstock.schemas.errors import InvalidJob
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.io.messages import Output, StoredBlock
+from penstock.worker.engine.io.messages import Output, ResetPrefixCache, Sleep, StoredBlock, Wake
 from penstock.worker.llm import LLM
 from penstock.worker.sleeper import SleepingEngine
 
@@ -54,12 +54,12 @@ class Stage:
 def test_it_wakes_to_say_the_same_and_holds_nothing_meanwhile() -> None:
     stage = Stage()
     first = stage.run("a")
-    stage.engine.sleep()
+    stage.engine.put(Sleep())
     stage.until(is_asleep=True)
     gc.collect()
     assert [each() for each in stage.runners] == [None]
     assert not stage.engine.busy
-    stage.engine.wake()
+    stage.engine.put(Wake())
     stage.until(is_asleep=False)
     assert stage.run("b") == first
     assert len(stage.runners) == 2
@@ -76,7 +76,7 @@ def test_what_is_added_wakes_it() -> None:
 
 def test_it_does_not_sleep_over_what_is_to_be_done() -> None:
     stage = Stage(idle_s=60)
-    stage.engine.sleep()
+    stage.engine.put(Sleep())
     assert stage.run("a")
     stage.until(is_asleep=True)
 
@@ -86,24 +86,29 @@ def test_llm_has_no_worker_to_let_sleep() -> None:
         LLM("penstock-5m", sleep_idle_s=1)
 
 
-def test_what_comes_as_it_falls_asleep_is_computed() -> None:
+@pytest.mark.parametrize("call", ["wait", "put"])  # before it looks a last time, and after
+def test_what_comes_as_it_falls_asleep_is_computed(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = Stage(idle_s=0.0)
     engine = stage.load()
-    wait = engine.wait
+    stage.engine = SleepingEngine(engine, stage.load, idle_s=0.0)
+    put = engine.put
 
-    def wait_in_vain(timeout_s: float | None = None) -> bool:
-        engine.wait = wait  # type: ignore[method-assign]
-        engine.add(addition("a", PROMPT, 6))
+    def meanwhile(argument: object) -> bool:
+        monkeypatch.undo()
+        stage.engine.add(addition("a", PROMPT, 6))
+        if isinstance(argument, ResetPrefixCache):
+            put(argument)
         return False
 
-    engine.wait = wait_in_vain  # type: ignore[method-assign]
-    stage.engine = SleepingEngine(engine, stage.load, idle_s=0.0)
+    monkeypatch.setattr(engine, call, meanwhile)
     assert len(stage.finished("a")[0]) == 6
 
 
 def test_what_is_cancelled_while_it_sleeps_is_never_computed() -> None:
     stage = Stage()
-    stage.engine.sleep()
+    stage.engine.put(Sleep())
     stage.until(is_asleep=True)
     stage.engine.add(addition("a", PROMPT, 6))
     assert stage.engine.busy
@@ -125,12 +130,12 @@ def test_counters_go_on_and_gauges_are_those_of_now() -> None:
             assert sum(dump[1:]) > sum(earlier[1:]) and dump[0] > earlier[0]
         before = stats
         assert before.num_cached_blocks > 0
-        stage.engine.sleep()
+        stage.engine.put(Sleep())
         stage.until(is_asleep=True)
         asleep = stage.engine.stats()
         assert (asleep.num_cached_blocks, asleep.num_steps) == (0, stats.num_steps)
         assert stage.engine.num_steps == stats.num_steps
-        stage.engine.wake()
+        stage.engine.put(Wake())
         stage.until(is_asleep=False)
 
 
@@ -149,7 +154,7 @@ def test_who_follows_its_cache_sees_it_emptied() -> None:
         stage.run(f"{number}")
         follow()
         assert len(known) >= len(PROMPT) // 4
-        stage.engine.sleep()
+        stage.engine.put(Sleep())
         stage.until(is_asleep=True)
         follow()
         assert not known
@@ -161,14 +166,14 @@ def test_a_reset_cache_finds_nothing_and_computes_the_same() -> None:
     first = stage.run("a")
     engine.add(addition("b", PROMPT, 6))
     assert stage.finished("b") == (first, 16)
-    engine.reset_prefix_cache()
+    engine.put(ResetPrefixCache())
     engine.add(addition("c", PROMPT, 6))
     assert stage.finished("c") == (first, 0)
     engine.add(addition("d", PROMPT, 6))
     for _ in range(3):
         assert engine.wait(0.01)
         engine.step()
-    engine.reset_prefix_cache()  # in the middle of one
+    engine.put(ResetPrefixCache())  # in the middle of one
     tokens, _ = stage.finished("d")
     assert tokens == first[-len(tokens) :]
     assert engine.stats().num_held_blocks == 0

@@ -55,6 +55,36 @@ class AddSequence:
     weight: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class CancelSequence:
+    """End the sequence without an output. One that has already ended is no error."""
+
+    seq_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget what was computed: nothing that comes later finds it. The I/O process passes it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Give the model's memory back once nothing is left to do, and wait for Wake.
+
+    The I/O process is to take no new jobs, and to hand back those that still run after `seconds`.
+    """
+
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    pass
+
+
+# An engine passes over a command that means nothing to it.
+Command = AddSequence | CancelSequence | ResetPrefixCache | Sleep | Wake
+
 # One slice of a step: sequence id, tokens to compute, tokens computed before.
 PlanRow = tuple[str, int, int]
 
