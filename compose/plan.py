@@ -198,7 +198,7 @@ def _num_bytes(name: str, shape: tuple[int, ...], itemsize: int, quantization: s
 
     Of 4-bit models the head has 8 bits, of fp8 it is whole; norms are not quantised.
     """
-    from penstock.kernels.linear.panel_linear import PACKINGS
+    from penstock.kernels.linear.panel_weight import PACKINGS
 
     count = prod(shape)
     if quantization is None:

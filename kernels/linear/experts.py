@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear.panel_linear import PackedWeight, PanelLinear
+from penstock.kernels.linear.panel_weight import PackedWeight, PanelWeight
 
 _ROWS = 1024  # in one call
 
@@ -42,11 +42,11 @@ def experts_ref(x: Tensor, experts: Sequence[Expert], chosen: Tensor, shares: Te
 class PanelExperts:
     """A mixture of experts in compiled code, which works on bf16 rows.
 
-    up, down  the products of each expert; all have one shape, and the first one activation
+    up, down  the weights of each expert; all have one shape, and the first one activation
     """
 
-    def __init__(self, ops: ctypes.CDLL, up: list[PanelLinear], down: list[PanelLinear]) -> None:
-        self._ops = ops
+    def __init__(self, up: list[PanelWeight], down: list[PanelWeight]) -> None:
+        self._ops = up[0].ops
         self._kept = up, down  # the compiled call reads their memory
         self._up = (PackedWeight * len(up))(*[each.packed for each in up])
         self._down = (PackedWeight * len(down))(*[each.packed for each in down])

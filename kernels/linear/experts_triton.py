@@ -18,7 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.linear.weight import Weight
 from penstock.kernels.numbers.device import INTERPRETED
+from penstock.kernels.numbers.fp8 import FP8
 from penstock.kernels.numbers.fp8_triton import quantise_rows_triton
 from penstock.kernels.rows.activation import Activation
 from penstock.kernels.rows.activation_triton import activate_triton
@@ -43,51 +45,49 @@ FEW, MANY = ProductTile(16, 64, 128, 4, 4), ProductTile(64, 128, 64, 4, 3)
 class ExpertsOnGpu:
     """A mixture of experts by Triton's kernels.
 
-    up             [num_experts, parts * width, hidden], contiguous
-    down           [num_experts, hidden, width], contiguous
-    factor         by which what an expert makes is multiplied
-    deterministic  a row's bits are the same whatever rows come with it
-    scales         of `up` and `down` where they are FP8; rows are then multiplied in FP8 too:
-                   [num_experts, outer] float32
+    up      [num_experts, parts * width, hidden], contiguous
+    down    [num_experts, hidden, width], contiguous
+    factor  by which what an expert makes is multiplied
     """
 
     def __init__(
-        self,
-        up: Tensor,
-        down: Tensor,
-        activation: Activation,
-        factor: float = 1.0,
-        deterministic: bool = False,
-        scales: tuple[Tensor, Tensor] | None = None,
+        self, up: Weight, down: Weight, activation: Activation, factor: float = 1.0
     ) -> None:
         self._up = up
         self._down = down
-        self._scales = scales or (None, None)
         self._activation = activation
         self._factor = factor
-        self._deterministic = deterministic
 
-    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, residual: Tensor) -> Tensor:
+    def add(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        residual: Tensor,
+        deterministic: bool = False,
+    ) -> Tensor:
         """Add the result to residual [tokens, hidden], contiguous, in place; return it.
 
-        x       [tokens, hidden], contiguous
-        chosen  [tokens, num_chosen] int32
-        shares  [tokens, num_chosen] float32
+        x              [tokens, hidden], contiguous
+        chosen         [tokens, num_chosen] int32
+        shares         [tokens, num_chosen] float32
+        deterministic  a row's bits are the same whatever rows come with it
         """
         for start in range(0, len(x), _TOKENS):
             rows = slice(start, start + _TOKENS)
-            self._add(x[rows], chosen[rows], shares[rows], residual[rows])
+            self._add(x[rows], chosen[rows], shares[rows], residual[rows], deterministic)
         return residual
 
-    def _add(self, x: Tensor, chosen: Tensor, shares: Tensor, residual: Tensor) -> None:
-        num_experts, num_chosen = len(self._up), chosen.shape[1]
-        is_few = self._deterministic or chosen.numel() <= MANY.rows * num_experts // 2
+    def _add(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, residual: Tensor, deterministic: bool
+    ) -> None:
+        num_experts, num_chosen = len(self._up.numbers), chosen.shape[1]
+        is_few = deterministic or chosen.numel() <= MANY.rows * num_experts // 2
         tile = FEW if is_few else MANY
         blocks = blocks_of(chosen, num_experts, tile.rows)
-        of_up, of_down = self._scales
-        up = grouped_product(x, self._up, blocks, tile, num_chosen, of_up)
+        up = grouped_product(x, self._up, blocks, tile, num_chosen)
         activated = activate_triton(up, self._activation)
-        down = grouped_product(activated, self._down, blocks, tile, 1, of_down)
+        down = grouped_product(activated, self._down, blocks, tile, 1)
         tokens, hidden = residual.shape
         _weighed_sum[(tokens, triton.cdiv(hidden, _COLUMNS))](
             down,
@@ -132,41 +132,37 @@ def blocks_of(chosen: Tensor, num_experts: int, rows: int) -> Blocks:
 
 
 def grouped_product(
-    x: Tensor,
-    weights: Tensor,
-    blocks: Blocks,
-    tile: ProductTile,
-    num_chosen: int,
-    scales: Tensor | None = None,
+    x: Tensor, weights: Weight, blocks: Blocks, tile: ProductTile, num_chosen: int
 ) -> Tensor:
     """Multiply each pair's row with its expert's weight.
 
-    x           [pairs // num_chosen, inner], contiguous; a row serves so many pairs
+    x           [pairs // num_chosen, inner], contiguous; a row serves so many pairs, and is rounded
+                to fp8 where the weights are
     weights     [num_experts, outer, inner], contiguous
-    scales      [num_experts, outer] float32 of weights in fp8; x is then rounded to it
     returns     [pairs, outer], in the order of the pairs
     """
-    num_experts, outer, inner = weights.shape
+    numbers, scales, outer = weights.numbers, weights.scales, weights.out_features
     count = len(x) * num_chosen
     out = torch.empty((count, outer), dtype=x.dtype, device=x.device)
-    x, of_x = (x, None) if scales is None else quantise_rows_triton(x)
+    x, of_x = quantise_rows_triton(x) if numbers.dtype == FP8 else (x, None)
     _grouped_product[(len(blocks.experts), triton.cdiv(outer, tile.columns))](
         x,
-        weights,
+        numbers,
         out,
         out if of_x is None else of_x,
         out if scales is None else scales,
         blocks.pairs,
         blocks.experts,
         count,
-        NUM_EXPERTS=num_experts,
+        NUM_EXPERTS=len(numbers),
         OUTER=outer,
-        INNER=inner,
+        INNER=weights.in_features,
         CHOSEN=num_chosen,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         SCALED=scales is not None,
+        ROUNDED=of_x is not None,
         INTERPRETED=INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -192,6 +188,7 @@ def _grouped_product(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     SCALED: tl.constexpr,
+    ROUNDED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
@@ -203,11 +200,46 @@ def _grouped_product(
     pairs = pairs.to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < OUTER
-    depth = tl.arange(0, DEPTH)
-    x_ptrs = x_ptr + (pairs // CHOSEN)[:, None] * INNER + depth[None, :]
-    weight_ptr = weights_ptr + expert.to(tl.int64) * OUTER * INNER
-    weight_ptrs = weight_ptr + columns[None, :].to(tl.int64) * INNER + depth[:, None]
+    x_rows = x_ptr + (pairs // CHOSEN)[:, None] * INNER
+    at_columns = expert.to(tl.int64) * OUTER + columns
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    weight_ptr = weights_ptr + expert.to(tl.int64) * OUTER * INNER
+    weight_rows = weight_ptr + columns[None, :].to(tl.int64) * INNER
+    sums = _add_numbers(
+        sums, x_rows, is_row, weight_rows, is_column, INNER, DEPTH, ROUNDED, INTERPRETED
+    )
+    if SCALED:
+        of_columns = tl.load(scales_ptr + at_columns, mask=is_column, other=0.0)
+        factors = of_columns.to(tl.float32)[None, :]
+        if ROUNDED:
+            of_rows = tl.load(x_scales_ptr + pairs // CHOSEN, mask=is_row, other=0.0)
+            factors = of_rows[:, None] * factors
+        sums *= factors
+    out_ptrs = out_ptr + pairs[:, None] * OUTER + columns[None, :]
+    is_out = is_row[:, None] & is_column[None, :]
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _add_numbers(
+    sums,
+    x_rows,
+    is_row,
+    weight_rows,
+    is_column,
+    INNER: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Return the sums plus rows by some columns of a weight that has a number in each place.
+
+    sums         [rows, columns] float32
+    x_rows       [rows, 1] pointers at their first numbers
+    weight_rows  [1, columns], as well
+    """
+    depth = tl.arange(0, DEPTH)
+    x_ptrs, weight_ptrs = x_rows + depth[None, :], weight_rows + depth[:, None]
     for begin in range(0, INNER, DEPTH):
         if INNER % DEPTH == 0:
             x = tl.load(x_ptrs + begin, mask=is_row[:, None], other=0.0)
@@ -218,19 +250,12 @@ def _grouped_product(
             is_weight = is_column[None, :] & inside[:, None]
             weight = tl.load(weight_ptrs + begin, mask=is_weight, other=0.0)
         if INTERPRETED:
-            x, weight = x.to(tl.float32), weight.to(tl.float32)
-        if SCALED:  # sums within a product of fp8 have few bits, so they are short
-            sums += tl.dot(x, weight, input_precision="ieee")
+            x = x.to(tl.float32)
+        if ROUNDED:  # sums within a product of FP8 have few bits, so they are short
+            sums += tl.dot(x, weight.to(x.dtype), input_precision="ieee")
         else:
-            sums = tl.dot(x, weight, sums, input_precision="ieee")
-    if SCALED:
-        of_rows = tl.load(x_scales_ptr + pairs // CHOSEN, mask=is_row, other=0.0)
-        at = expert.to(tl.int64) * OUTER + columns
-        of_columns = tl.load(scales_ptr + at, mask=is_column, other=0.0)
-        sums *= of_rows[:, None] * of_columns[None, :]
-    out_ptrs = out_ptr + pairs[:, None] * OUTER + columns[None, :]
-    is_out = is_row[:, None] & is_column[None, :]
-    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_out)
+            sums = tl.dot(x, weight.to(x.dtype), sums, input_precision="ieee")
+    return sums
 
 
 @triton.jit

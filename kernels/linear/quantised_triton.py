@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.linear.quantise import QuantisedWeight
+from penstock.kernels.linear.weight import Weight
 from penstock.kernels.numbers.device import INTERPRETED
 
 TILE_COLUMNS = 32  # columns of a program's tile: with few rows a product wants many programs
@@ -20,7 +20,7 @@ _LEAST_ROWS, _MOST_ROWS = 16, 64  # rows of a tile
 
 def quantised_product(
     x: Tensor,
-    weight: QuantisedWeight,
+    weight: Weight,
     bias: Tensor | None,
     out: Tensor,
     *,
@@ -35,15 +35,16 @@ def quantised_product(
     out        [rows, out_features] bf16 or float32, contiguous
     tile_rows  rows of a program's tile; None: as few as the rows need
     """
-    rows = len(x)
+    rows, scales = len(x), weight.scales
+    assert scales is not None, "a dense weight has another product"
     if tile_rows is None:
         tile_rows = min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(rows)))
     grid = (triton.cdiv(rows, tile_rows), triton.cdiv(weight.out_features, TILE_COLUMNS))
     _quantised_product[grid](
         x,
         weight.numbers,
-        weight.scales,
-        bias if bias is not None else weight.scales,
+        scales,
+        bias if bias is not None else scales,
         out,
         rows,
         factor,
@@ -51,7 +52,7 @@ def quantised_product(
         INNER=weight.in_features,
         BITS=weight.bits,
         GROUP=weight.group,
-        GROUPS=weight.scales.shape[1],
+        GROUPS=scales.shape[1],
         HAS_BIAS=bias is not None,
         ADDS=adds,
         ROWS=tile_rows,

@@ -19,7 +19,7 @@ from penstock.kernels.attention.paged_attention_panels import (
 )
 from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
 from penstock.kernels.cache.rotate_and_store import HeadNorms, Rotation
-from penstock.kernels.linear.panel_linear import PackedWeight, PanelLinear
+from penstock.kernels.linear.panel_weight import PackedWeight, PanelWeight
 from penstock.kernels.rows.norm import NormWeights, PackedNorm, packed_norm
 
 
@@ -34,15 +34,15 @@ class LayerParts:
     """
 
     attention_in: NormWeights | None
-    qkv: PanelLinear
+    qkv: PanelWeight
     head_norms: HeadNorms | None
     table: int | None
     scoring: Scoring
-    output: PanelLinear
+    output: PanelWeight
     attention_out: NormWeights | None
     mlp_in: NormWeights | None
-    gate_up: PanelLinear
-    down: PanelLinear
+    gate_up: PanelWeight
+    down: PanelWeight
     mlp_out: NormWeights | None
     is_parallel: bool = False
 

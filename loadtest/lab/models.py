@@ -29,8 +29,9 @@ from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.layers.arithmetic import AS_IT_IS
 from penstock.worker.layers.choices import ModelImpl
 from penstock.worker.layers.experts import ExpertChoice, Experts, Router
-from penstock.worker.layers.linear import linear
+from penstock.worker.layers.linear import Weight, linear
 from penstock.worker.layers.mlp import MLP
+from penstock.worker.layers.products.product import Pass
 
 AT_ONCE = (64, 8, 1)
 EXPERTS = ((576, 192), (1024, 256), (2048, 768))  # hidden size, width of one
@@ -128,8 +129,9 @@ def _experts(
     by_rows = {}
     for rows in AT_ONCE:
         x, residual = torch.randn(rows, hidden).bfloat16(), torch.zeros(rows, hidden).bfloat16()
-        of_experts = [partial(layer.add, x, residual) for layer in layers]
-        of_dense = [partial(layer.add, x, residual) for layer in dense]
+        args = x, residual, Pass(deterministic=False)
+        of_experts = [partial(layer.add, *args) for layer in layers]
+        of_dense = [partial(layer.add, *args) for layer in dense]
         share = min(1.0, rows * settings.chosen / settings.experts)
         least_s = num_bytes * share / bytes_per_s
         by_rows[rows] = ExpertsRow(_took_s(of_experts), least_s, _took_s(of_dense))
@@ -156,5 +158,5 @@ def _mlp(hidden: int, width: int) -> MLP:
     return MLP(up, linear(_weight(hidden, width), None, AS_IT_IS))
 
 
-def _weight(*shape: int) -> Tensor:
-    return torch.randn(shape).bfloat16() / 30
+def _weight(*shape: int) -> Weight:
+    return Weight.dense(torch.randn(shape).bfloat16() / 30)

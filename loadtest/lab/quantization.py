@@ -4,7 +4,6 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MethodType
 
@@ -31,6 +30,7 @@ from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.engine.running.runner import ModelRunner
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.choices import Quantization
+from penstock.worker.layers.linear import Weight
 from penstock.worker.models.native.decoder import Decoder
 from penstock.worker.process.model_folder import model_folder
 
@@ -212,8 +212,8 @@ def _tensors(part: object) -> Iterator[Tensor]:
         yield part
     elif isinstance(part, list | tuple):
         inner = part
-    elif isinstance(part, partial):
-        inner = part.args
+    elif isinstance(part, Weight):
+        inner = part.numbers, part.scales
     elif isinstance(part, MethodType):
         inner = [part.__self__]
     elif hasattr(part, "__dict__") and type(part).__module__.startswith("penstock."):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from penstock.kernels.attention.backends import Backend, backends, told
-from penstock.kernels.linear.panel_linear import PACKINGS, Packing
+from penstock.kernels.linear.panel_weight import PACKINGS, Packing
 from penstock.worker.layers.choices import Quantization
 
 __all__ = ["AS_IT_IS", "Arithmetic", "Backend", "backends", "told"]

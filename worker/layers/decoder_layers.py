@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from penstock.kernels.linear.panel_linear import PanelLinear
 from penstock.kernels.whole.panel_layers import LayerParts, PanelLayers
-from penstock.worker.layers.attention import Attention, PassPlan
+from penstock.worker.layers.attention import Attention
 from penstock.worker.layers.experts import Experts
+from penstock.worker.layers.forward_pass import PassPlan
 from penstock.worker.layers.latent_attention import LatentAttention
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.mlp import MLP
 from penstock.worker.layers.norm import Norm, NormWeights
+from penstock.worker.layers.products.product import Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,46 +50,45 @@ class DecoderLayer:
         norms = self.norms
         rows = norms.attention_in(hidden) if norms.attention_in else hidden
         attended = self.attention(rows, kv_cache, plan)
-        hidden = _added(self.output, attended, norms.attention_out, hidden)
+        hidden = _added(self.output, attended, norms.attention_out, hidden, plan)
         if not self.is_parallel:
             rows = norms.mlp_in(hidden) if norms.mlp_in else hidden
-        return _added(self.mlp, rows, norms.mlp_out, hidden)
+        return _added(self.mlp, rows, norms.mlp_out, hidden, plan)
 
     def parts(self) -> LayerParts | None:
         """Return the layer's parts for a compiled call; None if such a call cannot compute all."""
         attention, norms = self.attention, self.norms
         if not isinstance(self.mlp, MLP) or not isinstance(attention, Attention):
             return None
-        qkv, output, up, down = attention.qkv, self.output, self.mlp.up, self.mlp.down
-        if (
-            isinstance(qkv, PanelLinear)
-            and isinstance(output, PanelLinear)
-            and isinstance(up, PanelLinear)
-            and isinstance(down, PanelLinear)
-        ):
-            return LayerParts(
-                _weights(norms.attention_in),
-                qkv,
-                attention.norms,
-                attention.table,
-                attention.scoring,
-                output,
-                _weights(norms.attention_out),
-                _weights(norms.mlp_in),
-                up,
-                down,
-                _weights(norms.mlp_out),
-                self.is_parallel,
-            )
-        return None
+        products = attention.qkv, self.output, self.mlp.up, self.mlp.down
+        panels = [each.panels for each in products if each.panels is not None]
+        if len(panels) < len(products):
+            return None
+        qkv, output, up, down = panels
+        return LayerParts(
+            _weights(norms.attention_in),
+            qkv,
+            attention.norms,
+            attention.table,
+            attention.scoring,
+            output,
+            _weights(norms.attention_out),
+            _weights(norms.mlp_in),
+            up,
+            down,
+            _weights(norms.mlp_out),
+            self.is_parallel,
+        )
 
 
 def _weights(norm: Norm | None) -> NormWeights | None:
     return norm.weights if norm else None
 
 
-def _added(module: Linear | MLP | Experts, x: Tensor, norm: Norm | None, hidden: Tensor) -> Tensor:
-    return norm.add(module(x), hidden) if norm else module.add(x, hidden)
+def _added(
+    module: Linear | MLP | Experts, x: Tensor, norm: Norm | None, hidden: Tensor, pass_: Pass
+) -> Tensor:
+    return norm.add(module(x, pass_), hidden) if norm else module.add(x, hidden, pass_)
 
 
 class DecoderLayers:

@@ -1,15 +1,14 @@
 """The embedding, from token ids to hidden rows, and the head, from hidden rows to logits."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear.panel_linear import PanelLinear
+from penstock.kernels.linear.panel_weight import After
 from penstock.worker.layers.arithmetic import Arithmetic
-from penstock.worker.layers.linear import Linear, linear
-from penstock.worker.layers.quantised_linear import QuantisedLinear
+from penstock.worker.layers.linear import Linear, Weight, linear
+from penstock.worker.layers.products.product import Pass
 
 # token_ids [tokens] int64 -> [tokens, hidden]
 Embedding = Callable[[Tensor], Tensor]
@@ -28,27 +27,23 @@ class Head:
         self._softcap = softcap
         self._scores = torch.empty(0, 0)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        scores = self._product(hidden)
+    def __call__(self, hidden: Tensor, pass_: Pass) -> Tensor:
+        scores = self._product(hidden, pass_)
         cap = self._softcap
         return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
-    def _product(self, hidden: Tensor) -> Tensor:
-        if not isinstance(self.product, PanelLinear):
-            return self.product.wide(hidden)
+    def _product(self, hidden: Tensor, pass_: Pass) -> Tensor:
+        panels = self.product.panels
+        if panels is None:
+            return self.product.wide(hidden, pass_)
         rows, held = len(hidden), len(self._scores)
         if held < rows:  # megabytes: new memory costs a page fault for every thousand
-            self._scores = torch.empty(max(rows, 2 * held), self.product.out_features)
-        return self.product.wide(hidden, self._scores[:rows])
-
-
-def embedding(weight: Tensor) -> Embedding:
-    """Return the embedding of weight [vocab, hidden]."""
-    return partial(torch.index_select, weight, 0)
+            self._scores = torch.empty(max(rows, 2 * held), panels.out_features)
+        return panels.multiply(hidden, self._scores[:rows], After.WIDE)
 
 
 def tied(
-    weight: Tensor, arithmetic: Arithmetic, factor: float = 1.0, softcap: float | None = None
+    weight: Weight, arithmetic: Arithmetic, factor: float = 1.0, softcap: float | None = None
 ) -> tuple[Embedding, Head]:
     """Return the embedding and the head of one weight [vocab, hidden].
 
@@ -57,6 +52,5 @@ def tied(
     factor, softcap  what is done to the logits
     """
     product = linear(weight, None, arithmetic, factor=factor)
-    known = PanelLinear | QuantisedLinear
-    rows = product.rows if isinstance(product, known) else embedding(weight)
-    return rows, Head(product, softcap)
+    kept = product.panels or product.weight or weight
+    return kept.rows, Head(product, softcap)

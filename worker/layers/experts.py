@@ -1,5 +1,6 @@
 """Mixture of experts (MoE): a feed-forward layer whose experts a router chooses for each token."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -7,11 +8,12 @@ from torch import Tensor
 
 from penstock.kernels.linear.choose import ExpertChoice, choose
 from penstock.kernels.linear.experts import PanelExperts, experts_ref
-from penstock.kernels.linear.panel_linear import PanelLinear
+from penstock.kernels.linear.weight import Weight, stack
 from penstock.kernels.numbers.device import on_gpu
-from penstock.worker.layers.fp8_linear import FP8, Fp8Linear
-from penstock.worker.layers.linear import Linear, TorchLinear
+from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.mlp import MLP
+from penstock.worker.layers.products.fp8_linear import FP8
+from penstock.worker.layers.products.product import Pass
 
 if TYPE_CHECKING:
     from penstock.kernels.linear.experts_triton import ExpertsOnGpu
@@ -30,8 +32,8 @@ class Router:
         self._choice = choice
         self._bias = bias
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return choose(self._gate.wide(x), self._choice, self._bias)
+    def __call__(self, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
+        return choose(self._gate.wide(x, pass_), self._choice, self._bias)
 
 
 class Experts:
@@ -47,65 +49,59 @@ class Experts:
         self._router = router
         self._shared = shared
         self._gate = gate
-        self._together = _together(experts)
-        self._experts = experts if self._together is None else []
+        self._on_cpu = _on_cpu(experts)
+        self._on_gpu = None if self._on_cpu else _on_gpu(experts)
+        # One by one where their weights are not together: for others these would be kept twice.
+        self._apart = [] if self._on_cpu or self._on_gpu else experts
 
     @property
     def is_capturable(self) -> bool:
         """Return whether it waits for nothing on the host, whatever is chosen."""
-        return not self._experts
+        return not self._apart
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.add(x, torch.zeros_like(x))
+    def __call__(self, x: Tensor, pass_: Pass) -> Tensor:
+        return self.add(x, torch.zeros_like(x), pass_)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor, pass_: Pass) -> Tensor:
         """Return the result plus residual, which may be overwritten."""
-        chosen, shares = self._router(x)
-        if self._together is not None:
-            residual = self._together.add(x, chosen, shares, residual)
+        chosen, shares = self._router(x, pass_)
+        if self._on_cpu is not None:
+            residual = self._on_cpu.add(x, chosen, shares, residual)
+        elif self._on_gpu is not None:
+            residual = self._on_gpu.add(x, chosen, shares, residual, pass_.deterministic)
         else:
-            residual = residual + experts_ref(x, self._experts, chosen, shares)
+            experts = [partial(each, pass_=pass_) for each in self._apart]
+            residual = residual + experts_ref(x, experts, chosen, shares)
         if self._shared is None:
             return residual
         if self._gate is None:
-            return self._shared.add(x, residual)
+            return self._shared.add(x, residual, pass_)
         # As here `exp` and quotients give a row the same bits whatever rows come with it.
-        share = 1 / (1 + self._gate.wide(x).neg().exp())
-        return residual + self._shared(x) * share.to(x.dtype)
+        share = 1 / (1 + self._gate.wide(x, pass_).neg().exp())
+        return residual + self._shared(x, pass_) * share.to(x.dtype)
 
 
-def _together(experts: list[MLP]) -> "PanelExperts | ExpertsOnGpu | None":
-    up = [each.up for each in experts if isinstance(each.up, PanelLinear)]
-    down = [each.down for each in experts if isinstance(each.down, PanelLinear)]
-    if len(up) == len(down) == len(experts):
-        return PanelExperts(up[0].ops, up, down)
-    return _on_gpu(experts)
+def _on_cpu(experts: list[MLP]) -> PanelExperts | None:
+    up = [each.up.panels for each in experts if each.up.panels is not None]
+    down = [each.down.panels for each in experts if each.down.panels is not None]
+    return PanelExperts(up, down) if len(up) == len(down) == len(experts) else None
 
 
 def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
     """Stack the weights of experts on a GPU. None where they are elsewhere, or have biases."""
     up, down = _stacked([each.up for each in experts]), _stacked([each.down for each in experts])
-    first, last = experts[0].up, experts[0].down
-    known = TorchLinear | Fp8Linear
-    if up is None or down is None or not (isinstance(first, known) and isinstance(last, known)):
+    if up is None or down is None:
         return None
-    assert first.activation is not None
+    activation = experts[0].up.activation
+    assert activation is not None, "it stands between the two"
     # Imported here: not every platform without a GPU has triton.
     from penstock.kernels.linear.experts_triton import ExpertsOnGpu
 
-    scales = None if up[1] is None or down[1] is None else (up[1], down[1])
-    return ExpertsOnGpu(up[0], down[0], first.activation, last.factor, last.deterministic, scales)
+    return ExpertsOnGpu(up, down, activation, experts[0].down.factor)
 
 
-def _stacked(products: list[Linear]) -> tuple[Tensor, Tensor | None] | None:
-    """Return weights [products, outer, inner], and scales [products, outer] if they are of fp8."""
-    whole = [each for each in products if isinstance(each, TorchLinear) and each.bias is None]
-    weights = [each.weight for each in whole if each.weight is not None]
-    if len(weights) == len(products):
-        return (torch.stack(weights), None) if on_gpu(weights[0]) else None
-    eights = [each for each in products if isinstance(each, Fp8Linear) and each.bias is None]
-    if len(eights) < len(products):
-        return None
-    out = eights[0].out_features
-    numbers = torch.stack([each.numbers[:out].view(torch.uint8) for each in eights])
-    return numbers.view(FP8), torch.stack([each.scales[:out, 0] for each in eights])
+def _stacked(products: list[Linear]) -> Weight | None:
+    weights = [each.weight for each in products if each.bias is None and each.weight is not None]
+    weights = [each for each in weights if each.scales is None or each.numbers.dtype == FP8]
+    is_there = len(weights) == len(products) and on_gpu(weights[0].numbers)
+    return stack(weights) if is_there else None

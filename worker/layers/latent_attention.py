@@ -19,9 +19,10 @@ from penstock.kernels.attention.backends import Backend
 from penstock.kernels.attention.paged_attention import plan_attention
 from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
 from penstock.kernels.cache.rotate_and_store import Places, plan_store
-from penstock.worker.layers.attention import PassPlan
+from penstock.worker.layers.forward_pass import PassPlan
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.norm import Norm
+from penstock.worker.layers.products.product import Pass
 
 _TILE_ROWS = 32  # rows of a deterministic product
 _LONG = 256  # rows of a slice whose keys and values are worth making
@@ -34,13 +35,12 @@ class HeadLinear:
     weight  [heads, in, out]
     """
 
-    def __init__(self, weight: Tensor, deterministic: bool) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self.weight = weight
-        self._deterministic = deterministic
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, pass_: Pass) -> Tensor:
         rows = x.transpose(0, 1)
-        if not self._deterministic:
+        if not pass_.deterministic:
             return torch.bmm(rows, self.weight).transpose(0, 1)
         padded = F.pad(rows, (0, 0, 0, -len(x) % _TILE_ROWS))
         tiles = [torch.bmm(tile, self.weight) for tile in torch.split(padded, _TILE_ROWS, 1)]
@@ -84,10 +84,10 @@ class LatentAttention:
 
     def __call__(self, x: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
         weights, turned, latent_size = self.weights, self._turned, self.shape.value_dim
-        first = weights.first(x)
+        first = weights.first(x, plan)
         query, latents = first.tensor_split((first.shape[1] - latent_size - turned,), 1)
         if weights.query is not None and weights.query_norm is not None:
-            query = weights.query(weights.query_norm(query.contiguous()))
+            query = weights.query(weights.query_norm(query.contiguous()), plan)
         query = query.view(len(x), self.shape.num_heads, -1)
         still, turning = query.tensor_split((query.shape[2] - turned,), 2)
         store = plan.latent_store(self._table, kv_cache)
@@ -108,9 +108,9 @@ class LatentAttention:
 
     def _absorbed(self, still: Tensor, turning: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
         """Attend to latents: both parts of queries -> [rows, heads, value_dim], contiguous."""
-        query = torch.cat((self.weights.key(still), turning), 2)
+        query = torch.cat((self.weights.key(still, plan), turning), 2)
         attended = plan.attend(self.shape, kv_cache, None)(query, kv_cache, self.scoring)
-        return self.weights.value(attended).contiguous()
+        return self.weights.value(attended, plan).contiguous()
 
     def _made(
         self, query: Tensor, kv_cache: Tensor, table: Tensor, context: int, backend: Backend

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from penstock.worker.layers.linear import Linear
+from penstock.worker.layers.products.product import Pass
 
 
 class MLP:
@@ -15,9 +16,9 @@ class MLP:
         self.up = up
         self.down = down
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.up.activated(x))
+    def __call__(self, x: Tensor, pass_: Pass) -> Tensor:
+        return self.down(self.up.activated(x, pass_), pass_)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor, pass_: Pass) -> Tensor:
         """Return the result plus residual, which may be overwritten."""
-        return self.down.add(self.up.activated(x), residual)
+        return self.down.add(self.up.activated(x, pass_), residual, pass_)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from penstock.kernels.attention.backends import Backend
 from penstock.kernels.attention.spans import HeadShape, Scoring
-from penstock.worker.layers.attention import PassPlan, spans_of
 from penstock.worker.layers.batch import Batch
+from penstock.worker.layers.forward_pass import PassPlan, spans_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class PagedPass:
     def __init__(
         self, batch: Batch, layers: list[PagedLayer], kv_caches: list[Tensor], backend: Backend
     ) -> None:
-        self._plan = PassPlan((), batch.slot_mapping, spans_of(batch), False, backend)
+        self.plan = PassPlan(False, (), batch.slot_mapping, spans_of(batch), backend)
         self._left = iter(zip(layers, kv_caches, strict=True))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class PagedPass:
             width = part.shape[3]
             rows[..., :width] = part[0].transpose(0, 1)
             rows[..., width:] = 0
-        stored = self._plan.store(shape, kv_cache, None)(qkv.view(tokens, -1), None, kv_cache)
-        attend = self._plan.attend(shape, kv_cache, layer.scoring.window)
+        stored = self.plan.store(shape, kv_cache, None)(qkv.view(tokens, -1), None, kv_cache)
+        attend = self.plan.attend(shape, kv_cache, layer.scoring.window)
         attended = attend(stored, kv_cache, layer.scoring)[None, ..., : layer.value_dim]
         return attended.contiguous()  # modules rely on it

@@ -22,8 +22,9 @@ from penstock.kernels.cache.store_kv import key_rows
 from penstock.kernels.cache.store_latents import plan_latent_store, store_latents_ref
 from penstock.kernels.linear.experts import experts_ref
 from penstock.kernels.linear.experts_triton import ExpertsOnGpu
-from penstock.kernels.linear.panel_linear import PACKINGS
-from penstock.kernels.linear.quantise import quantise
+from penstock.kernels.linear.panel_weight import PACKINGS
+from penstock.kernels.linear.quantise import quantise, quantise_fp8
+from penstock.kernels.linear.weight import Weight, stack
 from penstock.kernels.numbers.fp8 import FP8, quantise_rows, quantise_rows_ref
 from penstock.kernels.rows.activation import activate, activate_ref
 from penstock.kernels.rows.norm import NormWeights, normalise, normalise_ref
@@ -40,8 +41,9 @@ from penstock.loadtest.lab.gpu.given import (
     random_experts,
     random_qkv,
 )
-from penstock.worker.layers.fp8_linear import Fp8Linear
-from penstock.worker.layers.quantised_linear import QuantisedLinear
+from penstock.worker.layers.products.fp8_linear import Fp8Linear
+from penstock.worker.layers.products.product import Pass
+from penstock.worker.layers.products.quantised_linear import QuantisedLinear
 
 
 def checks(figures: Figures) -> None:
@@ -180,8 +182,9 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
 
             experts = [partial(expert, number) for number in range(num_experts)]
             expected = experts_ref(args.x.float(), experts, args.expert_ids, args.shares)
-            mixture = ExpertsOnGpu(args.up, args.down, "silu_mul", deterministic=deterministic)
-            result = mixture.add(args.x, args.expert_ids, args.shares, torch.zeros_like(args.x))
+            mixture = ExpertsOnGpu(Weight.dense(args.up), Weight.dense(args.down), "silu_mul")
+            start = torch.zeros_like(args.x)
+            result = mixture.add(args.x, args.expert_ids, args.shares, start, deterministic)
             how = ", deterministic" if deterministic else ""
             yield f"experts, {tokens} tokens{how}", result, expected
 
@@ -191,10 +194,8 @@ def _eight_bit_experts() -> Iterator[tuple[str, Tensor, Tensor]]:
     num_experts, num_chosen, hidden, width = (4, 2, 64, 48) if TOY else (32, 4, 1024, 704)
     for tokens in (3, 40) if TOY else (1, 7, 300, 5000):
         args = random_experts(tokens, num_experts, num_chosen, hidden, width, torch.float32)
-        up, of_up = quantise_rows_ref(args.up.flatten(0, 1))
-        down, of_down = quantise_rows_ref(args.down.flatten(0, 1))
-        wide_up = (up.float() * of_up).view(args.up.shape)
-        wide_down = (down.float() * of_down).view(args.down.shape)
+        wide_up = _widened(args.up.flatten(0, 1)).view(args.up.shape)
+        wide_down = _widened(args.down.flatten(0, 1)).view(args.down.shape)
 
         def expert(
             number: int, rows: Tensor, up: Tensor = wide_up, down: Tensor = wide_down
@@ -204,12 +205,10 @@ def _eight_bit_experts() -> Iterator[tuple[str, Tensor, Tensor]]:
 
         experts = [partial(expert, number) for number in range(num_experts)]
         expected = experts_ref(args.x, experts, args.expert_ids, args.shares)
-        mixture = ExpertsOnGpu(
-            up.view(args.up.shape),
-            down.view(args.down.shape),
-            "silu_mul",
-            scales=(of_up.view(num_experts, -1), of_down.view(num_experts, -1)),
+        packed_up, packed_down = (
+            stack([*map(quantise_fp8, weights)]) for weights in (args.up, args.down)
         )
+        mixture = ExpertsOnGpu(packed_up, packed_down, "silu_mul")
         result = mixture.add(args.x, args.expert_ids, args.shares, torch.zeros_like(args.x))
         yield f"experts in fp8, {tokens} tokens", result, expected
 
@@ -223,13 +222,14 @@ def _quantised() -> Iterator[tuple[str, Tensor, Tensor]]:
     out, wide = (80, 192) if TOY else (4096, 2880)
     for name in ("int8", "int4_g64", "int4_g128"):
         weight, packing = randn(out, wide) / wide**0.5, PACKINGS[name]
-        numbers = quantise(weight, packing).rows(torch.arange(out, device=DEVICE)).float()
+        packed = quantise(weight, packing)
+        numbers, layer = packed.rows(slice(None)).float(), QuantisedLinear(packed, None)
         for rows in (1, 33, 150):
             x = randn(rows, wide)
             for deterministic in (False, True):
-                layer = QuantisedLinear(weight, None, packing, deterministic)
                 how = ", deterministic" if deterministic else ""
-                yield f"{name}, {rows} rows{how}", layer(x), x.float() @ numbers.t()
+                result = layer(x, Pass(deterministic))
+                yield f"{name}, {rows} rows{how}", result, x.float() @ numbers.t()
     weight = randn(out, wide) / wide**0.5
     for rows in (1, 33, 150):
         x = 100 * randn(rows, wide)
@@ -240,7 +240,8 @@ def _quantised() -> Iterator[tuple[str, Tensor, Tensor]]:
         expected = (numbers.float() * of_numbers) @ (narrow.float() * of_narrow).t()
         for deterministic in (False, True):
             how = ", deterministic" if deterministic else ""
-            yield f"fp8, {rows} rows{how}", Fp8Linear(weight, None, deterministic)(x), expected
+            result = Fp8Linear(quantise_fp8(weight), None)(x, Pass(deterministic))
+            yield f"fp8, {rows} rows{how}", result, expected
 
 
 def _samples() -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -16,7 +16,9 @@ from penstock.kernels.cache.rotate_and_store import (
     plan_store,
 )
 from penstock.kernels.linear.experts_triton import ExpertsOnGpu
-from penstock.kernels.linear.panel_linear import PACKINGS
+from penstock.kernels.linear.panel_weight import PACKINGS
+from penstock.kernels.linear.quantise import quantise, quantise_fp8
+from penstock.kernels.linear.weight import Weight
 from penstock.kernels.numbers.fp8 import FP8
 from penstock.kernels.rows.activation import activate
 from penstock.kernels.rows.norm import NormWeights, normalise
@@ -35,8 +37,9 @@ from penstock.loadtest.lab.gpu.given import (
     random_qkv,
     timed,
 )
-from penstock.worker.layers.fp8_linear import Fp8Linear
-from penstock.worker.layers.quantised_linear import QuantisedLinear
+from penstock.worker.layers.products.fp8_linear import Fp8Linear
+from penstock.worker.layers.products.product import Pass
+from penstock.worker.layers.products.quantised_linear import QuantisedLinear
 
 
 def limits(figures: Figures) -> None:
@@ -134,7 +137,8 @@ def experts_speed(figures: Figures) -> None:
     for name, (num_experts, num_chosen, hidden, width) in EXPERTS.items():
         for tokens in (2, 40) if TOY else (1, 16, 256, 4096):
             args = random_experts(tokens, num_experts, num_chosen, hidden, width, torch.bfloat16)
-            mixture, residual = ExpertsOnGpu(args.up, args.down, "silu_mul"), randn(tokens, hidden)
+            mixture = ExpertsOnGpu(Weight.dense(args.up), Weight.dense(args.down), "silu_mul")
+            residual = randn(tokens, hidden)
             time_s = timed([partial(mixture.add, args.x, args.expert_ids, args.shares, residual)])
             weight = 3 * hidden * width
             read_s = 2 * weight * len(args.expert_ids.unique()) / figures.copy_bytes_per_s
@@ -165,8 +169,9 @@ def _product(weight: Tensor, name: str) -> Callable[[Tensor], Tensor]:
     if name == "bf16":
         return lambda x: x @ weight.t()
     if name == "fp8":
-        return Fp8Linear(weight, None, deterministic=False)
-    return QuantisedLinear(weight, None, PACKINGS[name], deterministic=False)
+        return partial(Fp8Linear(quantise_fp8(weight), None), pass_=Pass(deterministic=False))
+    product = QuantisedLinear(quantise(weight, PACKINGS[name]), None)
+    return partial(product, pass_=Pass(deterministic=False))
 
 
 def _store(

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from penstock.kernels.cpu.compile import Unusable, build
-from penstock.kernels.linear.panel_linear import PACKINGS, PanelLinear, panel_ops
+from penstock.kernels.linear.panel_weight import PACKINGS, After, PanelWeight, panel_ops
 from penstock.kernels.numbers.huge_pages import take
 
 # Weights are read over and over. The caches keep a part of small ones, so these are read faster.
@@ -116,10 +116,12 @@ def _products(
         products.append(lambda: x @ weight.T)
     ops = panel_ops(weight, PACKINGS["bf16"])
     if ops is not None:
-        rows = x[:64].contiguous()
+        rows, out = x[:64].contiguous(), torch.empty(len(x), len(weight), dtype=torch.bfloat16)
         for packing, ways in (("bf16", products), ("int8", of_int8)):
-            panels = PanelLinear(ops, weight, None, PACKINGS[packing])
-            ways += [partial(panels, x), partial(_repeat, partial(panels, rows), len(x) // 64)]
+            multiply = PanelWeight(ops, weight, None, PACKINGS[packing]).multiply
+            of_rows = partial(multiply, rows, out[:64], After.NARROW)
+            ways.append(partial(multiply, x, out, After.NARROW))
+            ways.append(partial(_repeat, of_rows, len(x) // 64))
     return products, of_int8
 
 

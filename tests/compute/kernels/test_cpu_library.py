@@ -226,16 +226,17 @@ import os, time
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from penstock.kernels.cpu.library import compiled_ops
-from penstock.kernels.linear.panel_linear import PanelLinear
+from penstock.kernels.linear.panel_weight import After, PanelWeight
 ops = compiled_ops()
 ops.gather_team(4)
 x, weight = torch.randn(70, 128).bfloat16(), torch.randn(400, 128).bfloat16()
-product = PanelLinear(ops, weight, None)
+product = PanelWeight(ops, weight, None)
 expected = x.double() @ weight.double().T
 def is_right(turn):
     time.sleep(turn % 7 / 1000)
     some = x[: turn % 70 + 1]
-    return torch.allclose(product.wide(some).double(), expected[: len(some)], atol=1e-3)
+    got = product.multiply(some, torch.empty(len(some), 400), After.WIDE)
+    return torch.allclose(got.double(), expected[: len(some)], atol=1e-3)
 with ThreadPoolExecutor(2) as callers:
     assert all(callers.map(is_right, range(1000)))
 child = os.fork()
@@ -252,7 +253,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 from penstock.kernels.cpu.library import compiled_ops, load
-from penstock.kernels.linear.panel_linear import PanelLinear
+from penstock.kernels.linear.panel_weight import After, PanelWeight
 anywhere = os.sched_getaffinity(0)
 here, there = sorted(anywhere)[:2]
 def threads():
@@ -263,7 +264,7 @@ def multiply_until(is_over):
     end_s = time.monotonic() + 150
     while True:
         for _ in range(5):
-            product.wide(x, got)
+            product.multiply(x, got, After.WIDE)
         assert torch.allclose(got, expected, atol=0.1)
         if is_over():
             return
@@ -275,7 +276,7 @@ expected = x.float() @ weight.float().T
 if sys.argv[1:] == ["one core"]:
     os.sched_setaffinity(0, {here})
 others = threads()
-product = PanelLinear(compiled_ops(), weight, None)
+product = PanelWeight(compiled_ops(), weight, None)
 (helper,) = threads() - others
 """
 

@@ -39,7 +39,7 @@ from penstock.kernels.cpu.compile import build, digest_of
 from penstock.kernels.cpu.library import load
 from penstock.kernels.linear.choose import ExpertChoice, choose_compiled, choose_ref
 from penstock.kernels.linear.experts import Expert, PanelExperts, experts_ref
-from penstock.kernels.linear.panel_linear import PACKINGS, PanelLinear
+from penstock.kernels.linear.panel_weight import PACKINGS, PanelWeight
 from penstock.kernels.rows.activation import Activation, num_parts
 from penstock.kernels.rows.norm import NormWeights, normalise_compiled, normalise_ref
 from penstock.kernels.sampling.draw import LOG2_E
@@ -53,7 +53,11 @@ from penstock.kernels.sampling.sample import (
     sample_compiled,
 )
 from penstock.kernels.whole.panel_layers import LayerParts, PanelLayers
+from penstock.worker.layers.mlp import MLP
+from penstock.worker.layers.products.panel_linear import PanelLinear
+from penstock.worker.layers.products.product import Pass
 
+PASS = Pass(deterministic=False)
 _EMULATION = SUPPORT / "emulated.h"
 _EMULATED = ("-O1", "-march=x86-64-v3", "-Wno-psabi", "-include", str(_EMULATION))
 _EMULATED += (f"-DEMULATED_BY={digest_of((), _EMULATION.read_bytes())}",)  # another, other builds
@@ -91,21 +95,22 @@ def test_products_equal_torch(
     x, weight = randn(rows, wide), randn(out, wide, seed=1) / wide**0.5
     bias = randn(out) if biased else None
     exact = F.linear(x.double(), weight.double(), bias.double() if bias is not None else None)
-    product = PanelLinear(ops, weight, bias)
-    assert_close(product.wide(x).double(), exact, atol=2e-5, rtol=2e-5)
-    assert torch.equal(product(x), product.wide(x).bfloat16())
+    product = PanelLinear(PanelWeight(ops, weight, bias))
+    assert_close(product.wide(x, PASS).double(), exact, atol=2e-5, rtol=2e-5)
+    assert torch.equal(product(x, PASS), product.wide(x, PASS).bfloat16())
     residual = randn(rows, out, seed=2)
-    added = (product.wide(x) + residual).bfloat16()
-    assert torch.equal(product.add(x, residual), added) and torch.equal(residual, added)
-    halved = PanelLinear(ops, weight, bias, factor=0.5)
-    assert torch.equal(halved.wide(x), product.wide(x) / 2)
-    assert torch.equal(halved(x), product.wide(x).div(2).bfloat16())
+    added = (product.wide(x, PASS) + residual).bfloat16()
+    assert torch.equal(product.add(x, residual, PASS), added) and torch.equal(residual, added)
+    halved = PanelLinear(PanelWeight(ops, weight, bias, factor=0.5))
+    assert torch.equal(halved.wide(x, PASS), product.wide(x, PASS) / 2)
+    assert torch.equal(halved(x, PASS), product.wide(x, PASS).div(2).bfloat16())
     for activation in get_args(Activation):
-        made = PanelLinear(ops, weight, bias, activation=activation, factor=2.0).activated(x)
+        panels = PanelWeight(ops, weight, bias, activation=activation, factor=2.0)
+        made = PanelLinear(panels).activated(x, PASS)
         wanted = activated(2 * exact, activation)
         assert_close(made.double(), wanted, atol=1e-2, rtol=1e-2)
     index = torch.tensor([out - 1, 0, out // 2])
-    assert torch.equal(product.rows(index), weight[index])
+    assert torch.equal(product.panels.rows(index), weight[index])
 
 
 @pytest.mark.parametrize("name", ["int8", "int4_g64", "int4_g128"])
@@ -116,8 +121,8 @@ def test_quantised_products_equal_torch(
     """Of the numbers that the weight was rounded to, and the rows too. The last group is short."""
     x, weight, bias = randn(rows, wide), randn(out, wide, seed=1) / wide**0.5, randn(out)
     weight[0] = 0
-    product = PanelLinear(ops, weight, bias, PACKINGS[name])
-    rounded = product.rows(torch.arange(out))
+    product = PanelLinear(PanelWeight(ops, weight, bias, PACKINGS[name]))
+    rounded = product.panels.rows(torch.arange(out))
     group = PACKINGS[name].group or wide
     padded = F.pad(weight.abs(), (0, -wide % group)).view(out, -1, group)
     most = padded.amax(-1).repeat_interleave(group, 1)[:, :wide]
@@ -127,9 +132,9 @@ def test_quantised_products_equal_torch(
     scale = x.abs().amax(-1, keepdim=True).double() / 127
     eighth = (x.double() / scale).round() * scale
     exact = F.linear(eighth, rounded.double(), bias.double())
-    assert_close(product.wide(x).double(), exact, atol=1e-2, rtol=1e-2)
-    alone = torch.cat([product.wide(row) for row in x.split(1)])
-    assert torch.equal(alone, product.wide(x))
+    assert_close(product.wide(x, PASS).double(), exact, atol=1e-2, rtol=1e-2)
+    alone = torch.cat([product.wide(row, PASS) for row in x.split(1)])
+    assert torch.equal(alone, product.wide(x, PASS))
 
 
 @pytest.mark.parametrize("name", ["int8", "int4_g64", "int4_g128"])
@@ -138,7 +143,7 @@ def test_the_largest_numbers_overflow_nowhere(ops: ctypes.CDLL, name: str, sign:
     weight = torch.full((16, 256), 1 if name == "int8" else 0.875).bfloat16()
     weight[:, ::64] = -1  # in 4 bits -8, so that the others are 7
     x = torch.full((6, 256), sign * 127).bfloat16()
-    got = PanelLinear(ops, weight, None, PACKINGS[name]).wide(x)
+    got = PanelLinear(PanelWeight(ops, weight, None, PACKINGS[name])).wide(x, PASS)
     assert_close(got, F.linear(x.float(), weight.float()), atol=0, rtol=5e-3)
 
 
@@ -147,9 +152,9 @@ def test_a_products_row_has_the_same_bits_alone(
     ops: ctypes.CDLL, rows: int, out: int, wide: int
 ) -> None:
     x, weight = randn(rows, wide), randn(out, wide, seed=1)
-    product = PanelLinear(ops, weight, None)
-    alone = torch.cat([product.wide(row) for row in x.split(1)])
-    assert torch.equal(alone, product.wide(x))
+    product = PanelLinear(PanelWeight(ops, weight, None))
+    alone = torch.cat([product.wide(row, PASS) for row in x.split(1)])
+    assert torch.equal(alone, product.wide(x, PASS))
 
 
 LONG = [(1, 1030), (1, 2049), (3, 1025), (50, 1050)]
@@ -359,10 +364,10 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(
 
     def product(
         out: int, wide: int, seed: int, activation: Activation | None = None, factor: float = 1.0
-    ) -> PanelLinear:
+    ) -> PanelWeight:
         parts = num_parts(activation) if activation else 1
         weight, bias = randn(parts * out, wide, seed=seed) / 8, randn(parts * out, seed=seed)
-        return PanelLinear(ops, weight, bias, PACKINGS[name], activation, factor)
+        return PanelWeight(ops, weight, bias, PACKINGS[name], activation, factor)
 
     def norm(place: int, seed: int) -> NormWeights | None:
         layer = arrangement.is_layer_norm
@@ -395,22 +400,23 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(
     def normed(x: Tensor, norm: NormWeights | None) -> Tensor:
         return normalise_compiled(ops, x, norm, torch.empty_like(x)) if norm else x
 
-    def added(product: PanelLinear, x: Tensor, norm: NormWeights | None) -> None:
+    def added(panels: PanelWeight, x: Tensor, norm: NormWeights | None) -> None:
+        product = PanelLinear(panels)
         if norm is None:
-            product.add(x, wanted)
+            product.add(x, wanted, PASS)
         else:
-            normalise_compiled(ops, product(x), norm, wanted, adds=True)
+            normalise_compiled(ops, product(x, PASS), norm, wanted, adds=True)
 
     for layer, panels in zip(layers, alone, strict=True):
         rows = normed(wanted, layer.attention_in)
         places = Places(None if layer.table is None else rotations[layer.table], slots)
         query = rotate_and_store_panels(
-            ops, layer.qkv(rows), layer.head_norms, places, shape, panels
+            ops, PanelLinear(layer.qkv)(rows, PASS), layer.head_norms, places, shape, panels
         )
         attended = paged_attention_panels(ops, query, panels, spans, scoring)
         added(layer.output, attended.view(23, -1), layer.attention_out)
         rows = rows if layer.is_parallel else normed(wanted, layer.mlp_in)
-        added(layer.down, layer.gate_up.activated(rows), layer.mlp_out)
+        added(layer.down, PanelLinear(layer.gate_up).activated(rows, PASS), layer.mlp_out)
     assert torch.equal(got, wanted) and wanted.isfinite().all()
     for one, other in zip(caches, alone, strict=True):
         assert torch.equal(one, other)
@@ -452,13 +458,13 @@ def test_experts_equal_one_after_the_other(
     size, inner = 128, 192
     packing = PACKINGS[name]
     up = [
-        PanelLinear(
+        PanelWeight(
             ops, randn(2 * inner, size, seed=each) / 8, randn(2 * inner), packing, "silu_mul"
         )
         for each in range(num)
     ]
     down = [
-        PanelLinear(ops, randn(size, inner, seed=each) / 8, None, packing) for each in range(num)
+        PanelWeight(ops, randn(size, inner, seed=each) / 8, None, packing) for each in range(num)
     ]
     x, residual = randn(tokens, size), randn(tokens, size, seed=1)
     generator = torch.Generator().manual_seed(tokens)
@@ -467,10 +473,11 @@ def test_experts_equal_one_after_the_other(
     shares = torch.rand(tokens, num_chosen, generator=generator)
 
     def expert(number: int) -> Expert:
-        return lambda rows: down[number](up[number].activated(rows))
+        mlp = MLP(PanelLinear(up[number]), PanelLinear(down[number]))
+        return lambda rows: mlp(rows, PASS)
 
     wanted = experts_ref(x, [expert(each) for each in range(num)], chosen, shares)
-    together = PanelExperts(ops, up, down)
+    together = PanelExperts(up, down)
     got = together(x, chosen, shares)
     assert_close(got, wanted, atol=1e-2, rtol=1e-2)
     assert wanted.abs().max() > 1
@@ -513,7 +520,7 @@ def test_numbers_that_are_none_stay_so(ops: ctypes.CDLL) -> None:
     x, weight = randn(3, 64), randn(32, 64)
     x[1, 7] = torch.nan
     for name in ("bf16", "int8"):
-        got = PanelLinear(ops, weight, None, PACKINGS[name])(x)
+        got = PanelLinear(PanelWeight(ops, weight, None, PACKINGS[name]))(x, PASS)
         assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
 
 

@@ -14,6 +14,8 @@ from penstock.kernels.linear.experts_triton import (
     blocks_of,
     grouped_product,
 )
+from penstock.kernels.linear.quantise import quantise_fp8
+from penstock.kernels.linear.weight import Weight, stack
 from penstock.kernels.numbers.fp8 import quantise_rows_ref
 from penstock.kernels.rows.activation import Activation, activate_ref, num_parts
 from tensors import randn
@@ -58,7 +60,7 @@ def test_a_grouped_product(
     weights /= inner**0.5
     chosen = chosen_of(tokens, num_chosen, num_experts, 4)
     blocks = blocks_of(chosen, num_experts, tile.rows)
-    found = grouped_product(x, weights, blocks, tile, num_chosen)
+    found = grouped_product(x, Weight.dense(weights), blocks, tile, num_chosen)
     wanted = torch.einsum("ti,tcoi->tco", x.float(), weights.float()[chosen.long()])
     near = {"atol": tolerance, "rtol": tolerance}
     assert_close(found.float(), wanted.flatten(0, 1), **near)
@@ -82,7 +84,8 @@ def test_a_mixture(
 
     experts = [lambda rows, number=number: expert(number, rows) for number in range(num_experts)]
     wanted = residual + experts_ref(x, experts, chosen, shares)
-    found = ExpertsOnGpu(up, down, activation, factor).add(x, chosen, shares, residual.clone())
+    mixture = ExpertsOnGpu(Weight.dense(up), Weight.dense(down), activation, factor)
+    found = mixture.add(x, chosen, shares, residual.clone())
     assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 
@@ -109,15 +112,13 @@ def test_a_mixture_of_eight_bits(tokens: int, dtype: torch.dtype) -> None:
 
     experts = [lambda rows, number=number: expert(number, rows) for number in range(num_experts)]
     wanted = residual + experts_ref(x, experts, chosen, shares)
-    parts = [quantise_rows_ref(each.flatten(0, 1)) for each in (up, down)]
-    numbers = [part[0].view(each.shape) for part, each in zip(parts, (up, down), strict=True)]
-    scales = parts[0][1].view(num_experts, -1), parts[1][1].view(num_experts, -1)
-    mixture = ExpertsOnGpu(*numbers, "silu_mul", scales=scales)
+    packed_up, packed_down = (stack([*map(quantise_fp8, each)]) for each in (up, down))
+    mixture = ExpertsOnGpu(packed_up, packed_down, "silu_mul")
     found = mixture.add(x, chosen, shares, residual.clone())
     error = ((found - wanted).float().norm() / wanted.float().norm()).item()
     most = 1e-5 if dtype == torch.float32 else 0.04  # of bf16 many go to the neighbour in fp8
     assert error < most
-    whole = ExpertsOnGpu(up.to(dtype), down.to(dtype), "silu_mul")
+    whole = ExpertsOnGpu(Weight.dense(up.to(dtype)), Weight.dense(down.to(dtype)), "silu_mul")
     far = whole.add(x, chosen, shares, residual.clone()) - found
     assert 0.005 < (far.float().norm() / wanted.float().norm()).item() < 0.08
 
@@ -125,21 +126,23 @@ def test_a_mixture_of_eight_bits(tokens: int, dtype: torch.dtype) -> None:
 def test_a_row_has_the_same_bits_whatever_comes_with_it() -> None:
     hidden, width, num_experts = 200, 96, 3
     up, down = randn(num_experts, 2 * width, hidden), randn(num_experts, hidden, width)
-    mixture = ExpertsOnGpu(up, down, "silu_mul", deterministic=True)
+    mixture = ExpertsOnGpu(Weight.dense(up), Weight.dense(down), "silu_mul")
     x, chosen = randn(300, hidden), chosen_of(300, 2, num_experts, 3)
     shares = randn(300, 2).softmax(-1)
-    together = mixture.add(x, chosen, shares, torch.zeros_like(x))
+    together = mixture.add(x, chosen, shares, torch.zeros_like(x), deterministic=True)
     for row in (slice(0, 1), slice(5, 8), slice(290, 300)):
-        alone = mixture.add(x[row], chosen[row], shares[row], torch.zeros_like(x[row]))
+        parts = x[row], chosen[row], shares[row], torch.zeros_like(x[row])
+        alone = mixture.add(*parts, deterministic=True)
         assert torch.equal(alone, together[row])
 
 
 def test_many_rows_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, width, num_experts = 32, 32, 4
     up, down = randn(num_experts, 2 * width, hidden), randn(num_experts, hidden, width)
-    mixture = ExpertsOnGpu(up, down, "silu_mul", deterministic=True)
+    mixture = ExpertsOnGpu(Weight.dense(up), Weight.dense(down), "silu_mul")
     x, chosen = randn(50, hidden), chosen_of(50, 2, num_experts, 4)
     shares = randn(50, 2).softmax(-1)
-    whole = mixture.add(x, chosen, shares, torch.zeros_like(x))
+    whole = mixture.add(x, chosen, shares, torch.zeros_like(x), deterministic=True)
     monkeypatch.setattr("penstock.kernels.linear.experts_triton._TOKENS", 16)
-    assert torch.equal(whole, mixture.add(x, chosen, shares, torch.zeros_like(x)))
+    parts = mixture.add(x, chosen, shares, torch.zeros_like(x), deterministic=True)
+    assert torch.equal(whole, parts)

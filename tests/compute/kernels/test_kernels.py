@@ -16,9 +16,10 @@ from penstock.kernels.cache.store_kv import store_kv
 from penstock.kernels.rows.activation import Activation, activate, activate_rowwise, num_parts
 from penstock.kernels.rows.norm import NormWeights, add_normalised, normalise, normalise_ref
 from penstock.kernels.rows.rotary import rotary
-from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.arithmetic import AS_IT_IS
 from penstock.worker.layers.latent_attention import HeadLinear
-from penstock.worker.layers.linear import linear
+from penstock.worker.layers.linear import Weight, linear
+from penstock.worker.layers.products.product import Pass
 from penstock.worker.layers.rotary import RotaryTable
 from tensors import randn
 
@@ -121,7 +122,7 @@ def test_a_packed_product_equals_torch(
 ) -> None:
     x, weight = randn(rows, wide, dtype=dtype), randn(out, wide, dtype=dtype) / wide**0.5
     bias = randn(out, dtype=dtype) if biased else None
-    got = linear(weight, bias, Arithmetic(deterministic))(x)
+    got = linear(Weight.dense(weight), bias, AS_IT_IS)(x, Pass(deterministic))
     wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert_close(got.double(), wanted, atol=2 * tolerance, rtol=tolerance)
     assert got.dtype == dtype
@@ -136,12 +137,12 @@ def test_rowwise_operations_give_a_row_the_same_bits_alone(dtype: torch.dtype) -
         for i in range(999):
             assert torch.equal(activate_rowwise(x[i : i + 1], activation), whole[i : i + 1])
     x, weight = randn(70, 1536, dtype=dtype), randn(576, 1536, dtype=dtype)
-    product = linear(weight, None, Arithmetic(deterministic=True))
-    whole = product(x)
+    product, alike = linear(Weight.dense(weight), None, AS_IT_IS), Pass(deterministic=True)
+    whole = product(x, alike)
     for i in range(70):
-        assert torch.equal(product(x[i : i + 1]), whole[i : i + 1])
-    heads = HeadLinear(randn(4, 64, 160, dtype=dtype), deterministic=True)
+        assert torch.equal(product(x[i : i + 1], alike), whole[i : i + 1])
+    heads = HeadLinear(randn(4, 64, 160, dtype=dtype))
     x = randn(70, 4, 64, dtype=dtype)
-    whole = heads(x)
+    whole = heads(x, alike)
     for i in range(70):
-        assert torch.equal(heads(x[i : i + 1]), whole[i : i + 1])
+        assert torch.equal(heads(x[i : i + 1], alike), whole[i : i + 1])

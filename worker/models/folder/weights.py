@@ -1,7 +1,7 @@
 """The sources of a model's tensors: safetensors files mapped into memory, or random numbers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from penstock.worker.layers.linear import Weight
 from penstock.worker.models.folder.errors import BrokenModel
 
 _INDEX = "model.safetensors.index.json"
@@ -20,13 +21,29 @@ class Weights(Protocol):
     It takes the beginnings of names that nobody needs.
     """
 
-    def has(self, name: str) -> bool: ...
+    def has(self, name: str) -> bool:
+        return False
 
     def fill(self, target: Tensor, name: str) -> None: ...
 
-    def release(self) -> None: ...
+    def product(
+        self, parts: Mapping[str, int], in_features: int, dtype: torch.dtype, device: torch.device
+    ) -> Weight:
+        """Return the weight of several modules as one product, each below the one before.
 
-    def finish(self, unread: Sequence[str] = ()) -> None: ...
+        parts  module name -> number of its rows
+        """
+        numbers = torch.empty(sum(parts.values()), in_features, dtype=dtype, device=device)
+        for name, rows in zip(parts, torch.split(numbers, list(parts.values())), strict=True):
+            self.fill(rows, f"{name}.weight")
+        return Weight.dense(numbers)
+
+    def release(self) -> None:
+        """Give back what was only needed to read."""
+        return
+
+    def finish(self, unread: Sequence[str] = ()) -> None:
+        self.release()
 
 
 class _File(Protocol):
@@ -37,7 +54,7 @@ class _File(Protocol):
     def get_tensor(self, name: str) -> Tensor: ...
 
 
-class SafetensorsWeights:
+class SafetensorsWeights(Weights):
     """The tensors of a folder, in one file or in the shards that its index names."""
 
     def __init__(self, path: Path) -> None:
@@ -102,15 +119,12 @@ class SafetensorsWeights:
         return self._open[file]
 
 
-class DummyWeights:
+class DummyWeights(Weights):
     """Random tensors: normal numbers of a fixed seed; norms are ones, biases zeros."""
 
     def __init__(self, std: float) -> None:
         self._std = std
         self._generators: dict[torch.device, torch.Generator] = {}
-
-    def has(self, name: str) -> bool:
-        return False
 
     def fill(self, target: Tensor, name: str) -> None:
         if name.lower().endswith("norm.weight"):
@@ -124,30 +138,15 @@ class DummyWeights:
             numbers = torch.randn(target.shape, generator=self._generators[device], device=device)
             target.copy_(numbers * self._std)
 
-    def release(self) -> None:
-        pass
 
-    def finish(self, unread: Sequence[str] = ()) -> None:
-        pass
-
-
-class ShapesOfWeights:
+class ShapesOfWeights(Weights):
     """Gives no numbers, and notes what was asked for."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
 
-    def has(self, name: str) -> bool:
-        return False
-
     def fill(self, target: Tensor, name: str) -> None:
         self.shapes[name] = tuple(target.shape)
-
-    def release(self) -> None:
-        pass
-
-    def finish(self, unread: Sequence[str] = ()) -> None:
-        pass
 
 
 def _locate(path: Path) -> dict[str, Path]:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from penstock.worker.layers.arithmetic import Arithmetic
-from penstock.worker.layers.attention import plan_pass
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.decoder_layers import DecoderLayers
 from penstock.worker.layers.embedding import Embedding, Head
+from penstock.worker.layers.forward_pass import plan_pass
 from penstock.worker.layers.norm import Norm
+from penstock.worker.layers.products.product import Pass
 from penstock.worker.layers.rotary import RotaryTable
 from penstock.worker.models.families.rope import Rope
 from penstock.worker.models.native.config import ModelConfig
@@ -68,7 +69,7 @@ class Decoder:
         return self.layers.are_capturable and not reads_on_the_host
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
+        return self.head(hidden, Pass(self.arithmetic.deterministic))
 
     def _table(self, rope: Rope, frequencies: Sequence[float]) -> RotaryTable:
         turns = torch.tensor(frequencies, device=self._device)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.attention import Attention, HeadNorms, Scoring
 from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers, Norms
-from penstock.worker.layers.embedding import Embedding, Head, embedding, tied
+from penstock.worker.layers.embedding import Embedding, Head, tied
 from penstock.worker.layers.experts import Experts, Router
 from penstock.worker.layers.latent_attention import HeadLinear, LatentAttention, LatentWeights
-from penstock.worker.layers.linear import Activation, Linear, linear, num_parts
+from penstock.worker.layers.linear import Activation, Linear, Weight, linear, num_parts
 from penstock.worker.layers.mlp import MLP
 from penstock.worker.layers.norm import Norm, NormWeights
 from penstock.worker.models.families.architecture import (
@@ -25,9 +25,7 @@ from penstock.worker.models.families.architecture import (
     MLPConfig,
 )
 from penstock.worker.models.families.rope import Rope
-from penstock.worker.models.folder.weights import (
-    Weights,
-)
+from penstock.worker.models.folder.weights import Weights
 from penstock.worker.models.native.config import ModelConfig
 from penstock.worker.models.native.decoder import Decoder
 
@@ -101,19 +99,20 @@ class Loader:
         They are tied if the configuration says so, and the files have only one of the two tensors,
         or both with equal numbers.
         """
-        shape, parts = (self.config.vocab_size, self.config.hidden_size), self.config.decoder
-        rows, head = f"{parts.embedding}.weight", f"{parts.head}.weight"
-        has_both = self.weights.has(rows) and self.weights.has(head)
+        parts, factor = self.config.decoder, self.config.decoder.logits_factor
+        has_both = all(self.weights.has(f"{name}.weight") for name in (parts.embedding, parts.head))
         is_tied, of_head = self.config.tie_word_embeddings, self.arithmetic.of_head()
-        factor = parts.logits_factor
         if is_tied and not has_both:
-            weight = self._tensor(head if self.weights.has(head) else rows, *shape)
-            return tied(weight, of_head, factor, parts.logits_softcap)
-        weight, own = self._tensor(rows, *shape), self._tensor(head, *shape)
-        if is_tied and torch.equal(weight, own):
+            name = parts.head if self.weights.has(f"{parts.head}.weight") else parts.embedding
+            return tied(self._end(name), of_head, factor, parts.logits_softcap)
+        weight, own = self._end(parts.embedding), self._end(parts.head)
+        if is_tied and torch.equal(weight.rows(slice(None)), own.rows(slice(None))):
             return tied(weight, of_head, factor, parts.logits_softcap)
         product = linear(own, None, of_head, factor=factor)
-        return embedding(weight), Head(product, parts.logits_softcap)
+        return weight.rows, Head(product, parts.logits_softcap)
+
+    def _end(self, name: str) -> Weight:
+        return self._weight({name: self.config.vocab_size}, self.config.hidden_size)
 
     def _layer(self, name: str, layer: LayerConfig, ropes: list[Rope]) -> DecoderLayer:
         attention, norms = layer.attention, layer.norms
@@ -189,16 +188,15 @@ class Loader:
             rows = {f"{name}.q_b_proj": len(in_heads)}
             product = self._linear(rows, compressed, False, order=in_heads)
         width = heads * (config.still + config.value_dim)
-        up = self._tensor(f"{name}.kv_b_proj.weight", width, rank).view(heads, -1, rank)
-        key, value = up.tensor_split((config.still,), 1)
-        deterministic = self.arithmetic.deterministic
+        up = self._weight({f"{name}.kv_b_proj": width}, rank).rows(slice(None))
+        key, value = up.view(heads, -1, rank).tensor_split((config.still,), 1)
         weights = LatentWeights(
             first,
             norm,
             product,
             self._norm(f"{name}.kv_a_layernorm", rank, eps=config.norm_eps),
-            HeadLinear(key.contiguous(), deterministic),
-            HeadLinear(value.transpose(1, 2).contiguous(), deterministic),
+            HeadLinear(key.contiguous()),
+            HeadLinear(value.transpose(1, 2).contiguous()),
         )
         scoring, table = Scoring(config.scale), ropes.index(config.rope)
         return LatentAttention(weights, config.shape, turned, scoring, table)
@@ -249,7 +247,7 @@ class Loader:
         return Experts(router, [self._mlp(name, each, factor) for each in numbered], shared, gate)
 
     def _router(self, name: str, rows: int) -> Linear:
-        weight = self._tensor(f"{name}.weight", rows, self.config.hidden_size)
+        weight = self._weight({name: rows}, self.config.hidden_size)
         return linear(weight, None, self.arithmetic.of_router())
 
     def _linear(
@@ -269,21 +267,24 @@ class Loader:
         order     how the product orders all rows, where the files have another order
         unbiased  a module that has no bias where others have
         """
-        weight = self._stacked(parts, "weight", in_features)
-        bias = self._stacked(parts, "bias", skipped=unbiased) if biased else None
+        weight = self._weight(parts, in_features)
+        bias = self._bias(parts, unbiased) if biased else None
         if order is not None:
             order = order.to(self.device)
             weight, bias = weight[order], None if bias is None else bias[order]
         return linear(weight, bias, self.arithmetic, activation, factor)
 
-    def _stacked(self, parts: dict[str, int], kind: str, *width: int, skipped: str = "") -> Tensor:
-        tensor = self._empty(sum(parts.values()), *width)
-        for name, rows in zip(parts, torch.split(tensor, list(parts.values())), strict=True):
-            if name == skipped:
+    def _weight(self, parts: Mapping[str, int], in_features: int) -> Weight:
+        return self.weights.product(parts, in_features, self.dtype, self.device)
+
+    def _bias(self, parts: Mapping[str, int], unbiased: str) -> Tensor:
+        bias = self._empty(sum(parts.values()))
+        for name, rows in zip(parts, torch.split(bias, list(parts.values())), strict=True):
+            if name == unbiased:
                 rows.zero_()
             else:
-                self.weights.fill(rows, f"{name}.{kind}")
-        return tensor
+                self.weights.fill(rows, f"{name}.bias")
+        return bias
 
     def _norm_of_layer(self, layer: str, name: str | None) -> Norm | None:
         return self._norm(f"{layer}.{name}", self.config.hidden_size) if name else None

@@ -16,6 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from penstock.worker.layers.attention import HeadShape, Scoring
 from penstock.worker.layers.paged_pass import PagedLayer, PagedPass
+from penstock.worker.layers.products.product import Pass
 
 NAME, LOOK = "penstock", "penstock_look"  # names of the attention functions, in a configuration
 FAR = 1 << 20  # a position; a window as long as that is none
@@ -30,11 +31,18 @@ _WITHOUT_EFFECT = {
 
 Sees = Callable[[int, int], bool]  # (query, key) -> whether a mask shows it
 
-_current: ContextVar["PagedPass | Look"] = ContextVar("penstock_attending")
+_current: ContextVar["PagedPass | Look | None"] = ContextVar("penstock_attending", default=None)
+_APART = Pass(deterministic=False)  # what products get where no attention is beside: a head, a text
 
 
 class CannotAttend(Exception):
     """Raised for attention that is not computed here. Its message is a relative clause."""
+
+
+def current_pass() -> Pass:
+    """Return the pass that modules compute, for the products in them."""
+    current = _current.get()
+    return current.plan if isinstance(current, PagedPass) else _APART
 
 
 @contextmanager
@@ -142,6 +150,7 @@ def _paged_attention(
     if isinstance(current, PagedPass):
         assert attention_mask is None, "the look found none but those that it noted"
         return current.attend(query, key, value), None
+    assert current is not None, "a module is called by who attends"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.float()
     request = AskedScoring(attention_mask, scale, sliding_window, softcap, sinks)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.embedding import Embedding, Head, tied
-from penstock.worker.layers.linear import Linear, linear
+from penstock.worker.layers.linear import Linear, Weight, linear
 from penstock.worker.layers.mlp import MLP
 from penstock.worker.layers.norm import Norm, NormWeights
+from penstock.worker.models.transformers.look import current_pass
 
 
 class SwappedLinear(nn.Module):
@@ -28,7 +29,7 @@ class SwappedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
-        return self._product(rows).view(*x.shape[:-1], self.out_features)
+        return self._product(rows, current_pass()).view(*x.shape[:-1], self.out_features)
 
 
 class SwappedHead(nn.Module):
@@ -42,7 +43,7 @@ class SwappedHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
-        return self._head(rows).view(*x.shape[:-1], self.out_features)
+        return self._head(rows, current_pass()).view(*x.shape[:-1], self.out_features)
 
 
 class SwappedEmbedding(nn.Module):
@@ -79,7 +80,7 @@ class SwappedMLP(nn.Module):
         self._mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._mlp(x.reshape(-1, x.shape[-1])).view(x.shape)
+        return self._mlp(x.reshape(-1, x.shape[-1]), current_pass()).view(x.shape)
 
 
 def swap_modules(model: Any, arithmetic: Arithmetic, stay: Container[int] = ()) -> None:
@@ -104,7 +105,7 @@ def swap_inner(model: nn.Module, arithmetic: Arithmetic, stay: Container[int] = 
                 setattr(parent, name, SwappedMLP(_gated(child, arithmetic)))
     for parent, name, plain in list(_plain(model, stay)):
         weight, bias = plain.weight.data, None if plain.bias is None else plain.bias.data
-        setattr(parent, name, SwappedLinear(linear(weight, bias, arithmetic), plain))
+        setattr(parent, name, SwappedLinear(linear(Weight.dense(weight), bias, arithmetic), plain))
         plain.weight.data = torch.empty(0)
 
 
@@ -163,9 +164,9 @@ def _gated(module: Any, arithmetic: Arithmetic) -> MLP:
     weight = torch.cat((gate.weight.data, up.weight.data))
     bias = None if gate.bias is None else torch.cat((gate.bias.data, up.bias.data))
     gate.weight.data = up.weight.data = torch.empty(0)
-    product = linear(weight, bias, arithmetic, "silu_mul")
+    product = linear(Weight.dense(weight), bias, arithmetic, "silu_mul")
     bias = None if down.bias is None else down.bias.data
-    return MLP(product, linear(down.weight.data, bias, arithmetic))
+    return MLP(product, linear(Weight.dense(down.weight.data), bias, arithmetic))
 
 
 def _some(*shape: int) -> Tensor:
@@ -191,10 +192,10 @@ def _swap_ends(model: Any, arithmetic: Arithmetic) -> None:
         return
     of_head = arithmetic.of_head()
     if type(rows) is nn.Embedding and rows.weight is head.weight:
-        swapped_rows, swapped = tied(head.weight.data, of_head)
+        swapped_rows, swapped = tied(Weight.dense(head.weight.data), of_head)
         model.set_input_embeddings(SwappedEmbedding(swapped_rows, rows))
     else:
-        swapped = Head(linear(head.weight.data, None, of_head))
+        swapped = Head(linear(Weight.dense(head.weight.data), None, of_head))
     model.set_output_embeddings(SwappedHead(swapped, head))
 
 

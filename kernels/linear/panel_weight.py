@@ -1,4 +1,4 @@
-"""Products of bf16 rows, in compiled code, with weights of 16, 8 or 4 bits (W8A8, W4A8).
+"""Weights of 16, 8 or 4 bits as compiled code multiplies bf16 rows with them (W8A8, W4A8).
 
 `cpu/linear.c` describes the algorithm.
 A row's bits do not depend on the rows that come with it.
@@ -44,7 +44,7 @@ def panel_ops(weight: Tensor, packing: Packing) -> ctypes.CDLL | None:
     return ops_for(weight) if weight.shape[1] % packing.depth == 0 else None
 
 
-class _After(IntEnum):
+class After(IntEnum):
     """The last operation on a product's sums; the C code has the same numbers."""
 
     NARROW = 0  # bf16
@@ -66,13 +66,11 @@ class PackedWeight(ctypes.Structure):
     )
 
 
-class PanelLinear:
-    """A product in compiled code: x [rows, in_features] bf16, contiguous -> [rows, out_features].
+class PanelWeight:
+    """A weight as panels, with what a product makes of its sums; the weight itself is not kept.
 
-    It keeps the weight as panels, not the weight itself.
-
-    activation  what `activated` applies; one that multiplies takes two weights of one shape, one
-                below the other
+    activation  what the product applies to its sums, if anything; one that multiplies takes two
+                weights of one shape, one below the other
     factor      by which the product with its bias is multiplied
     """
 
@@ -86,7 +84,7 @@ class PanelLinear:
         factor: float = 1.0,
     ) -> None:
         parts = num_parts(activation) if activation else 1
-        self.activation = _After[activation.upper()] if activation else _After.NARROW
+        self.activation = After[activation.upper()] if activation else After.NARROW
         self.out_features, self.in_features = weight.shape[0] // parts, weight.shape[1]
         columns = -(-self.out_features // _PANEL) * _PANEL
         self.ops = ops
@@ -127,32 +125,17 @@ class PanelLinear:
             self._group,
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._multiply(x, x.new_empty(len(x), self.out_features), _After.NARROW)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add the product to residual [rows, out_features], contiguous, in place; return it."""
-        return self._multiply(x, residual, _After.ADD)
-
-    def activated(self, x: Tensor) -> Tensor:
-        return self._multiply(x, x.new_empty(len(x), self.out_features), self.activation)
-
-    def wide(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the product in float32, never rounded to bf16.
-
-        out  a contiguous tensor for the result; None means a new one
-        """
-        if out is None:
-            out = x.new_empty(len(x), self.out_features, dtype=torch.float32)
-        return self._multiply(x, out, _After.WIDE)
-
     def rows(self, index: Tensor) -> Tensor:
         """Return rows of the weight: index [n] int64 -> [n, in_features]."""
         out = torch.empty(len(index), self.in_features, dtype=torch.bfloat16)
         self.ops.rows_of(self._weight, index.data_ptr(), out.data_ptr(), len(index))
         return out
 
-    def _multiply(self, x: Tensor, out: Tensor, after: _After) -> Tensor:
+    def multiply(self, x: Tensor, out: Tensor, after: After) -> Tensor:
+        """Write the product of x [rows, in_features] bf16, contiguous; return `out`.
+
+        out  [rows, out_features], contiguous, of the type that `after` says
+        """
         failed = self.ops.linear(x.data_ptr(), self._weight, out.data_ptr(), len(x), after)
         if failed:
             raise MemoryError(f"a product of {len(x)} rows found no memory to lay them out")
