@@ -20,12 +20,37 @@ class PagedLayer:
     scoring: Scoring
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StatePart:
+    """Sequences with a state that one call of a module computes: `count` tokens of each.
+
+    tokens      their places in the packed row
+    rows        their states; those of a slice are changed in place
+    is_new      whether they have no state yet
+    num_tokens  of the whole packed row
+    """
+
+    tokens: slice | Tensor
+    rows: slice | Tensor
+    is_new: bool
+    num_tokens: int
+
+
 class PagedPass:
-    """A pass over the paged caches."""
+    """A pass over the paged caches.
+
+    parts  of the pass, for modules with states; None where no state is needed
+    """
 
     def __init__(
-        self, batch: Batch, layers: list[PagedLayer], kv_caches: list[Tensor], backend: Backend
+        self,
+        batch: Batch,
+        layers: list[PagedLayer],
+        kv_caches: list[Tensor],
+        backend: Backend,
+        parts: list[StatePart] | None = None,
     ) -> None:
+        self.parts = parts
         self.plan = PassPlan(False, (), batch.slot_mapping, spans_of(batch), backend)
         self._left = iter(zip(layers, kv_caches, strict=True))
 

@@ -24,14 +24,15 @@ from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.build import DoesNotFit, block_bytes, build_engine, sizes_in
 from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
-from penstock.worker.layers.batch import HostSlices
+from penstock.worker.layers.batch import Batch, HostSlices
 from penstock.worker.layers.choices import ModelImpl
+from penstock.worker.layers.paged_pass import PagedPass, StatePart
 from penstock.worker.models.contract.served import Model
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.families.compared import COMPARED_FAMILIES, DIFFERING_FAMILIES
 from penstock.worker.models.folder.errors import BrokenModel, CannotQuantise, ModelError
 from penstock.worker.models.impl import chosen_impl, load_model, plan_model
-from penstock.worker.models.transformers.look import FAR, CannotAttend, window_of
+from penstock.worker.models.transformers.look import FAR, CannotAttend, attending, window_of
 from penstock.worker.models.transformers.states import SequenceStates, StatefulModule, StateShape
 from penstock.worker.models.transformers.swapped import SwappedMLP, SwappedNorm, swap_inner
 from penstock.worker.models.transformers.transformers_model import plan_transformers_model
@@ -120,6 +121,13 @@ class Alone(nn.Module):
     is_broken = True
 
 
+def pass_of(parts: list[StatePart]) -> PagedPass:
+    """A pass of modules that have states alone."""
+    none = torch.empty(0, dtype=torch.int32)
+    batch = Batch(none, none, none, none, none, none, 0, 0)
+    return PagedPass(batch, [], [], "auto", parts)
+
+
 @pytest.mark.parametrize("is_broken", [True, False])
 def test_a_module_that_ignores_its_state_before_several_tokens_is_called_for_each(
     is_broken: bool,
@@ -134,7 +142,7 @@ def test_a_module_that_ignores_its_state_before_several_tokens_is_called_for_eac
     states.allocate(3)
     made = []
     for slices in ((2, 0, 5), (1, 0, 1)), ((2, 5, 4), (1, 1, 1)), ((1, 2, 1),):
-        with states.of(HostSlices(*torch.tensor(slices).T)):
+        with attending(pass_of(states.split(HostSlices(*torch.tensor(slices).T)))):
             first = {2: 0, 1: 9}
             places = [
                 first[row] + start + at for row, start, count in slices for at in range(count)

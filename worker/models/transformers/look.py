@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from penstock.worker.layers.attention import HeadShape, Scoring
-from penstock.worker.layers.paged_pass import PagedLayer, PagedPass
+from penstock.worker.layers.paged_pass import PagedLayer, PagedPass, StatePart
 from penstock.worker.layers.products.product import Pass
 
 NAME, LOOK = "penstock", "penstock_look"  # names of the attention functions, in a configuration
@@ -43,6 +43,12 @@ def current_pass() -> Pass:
     """Return the pass that modules compute, for the products in them."""
     current = _current.get()
     return current.plan if isinstance(current, PagedPass) else _APART
+
+
+def current_parts() -> list[StatePart] | None:
+    """Return the parts of the pass that modules compute, for those with states."""
+    current = _current.get()
+    return current.parts if isinstance(current, PagedPass) else None
 
 
 @contextmanager

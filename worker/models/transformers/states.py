@@ -9,7 +9,7 @@ the states of just these. Modules that ignore a state before several tokens are 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ from torch.nn.modules.module import (
 from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
 
 from penstock.worker.layers.batch import HostSlices
-from penstock.worker.models.transformers.look import CannotAttend, Look
+from penstock.worker.layers.paged_pass import StatePart
+from penstock.worker.models.transformers.look import CannotAttend, Look, current_parts
 
 TRIAL_TOKENS = 6
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "past_key_value")
@@ -141,20 +142,6 @@ class StatesLook(DynamicCache):
             raise CannotAttend("whose attention is part of a module that has a state")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """Sequences that one call computes: `count` tokens of each.
-
-    tokens  their places in the packed row
-    rows    their states; those of a slice are changed in place
-    is_new  whether they have no state yet
-    """
-
-    tokens: slice | Tensor
-    rows: slice | Tensor
-    is_new: bool
-
-
 class SequenceStates:
     """The states of a model's sequences, in rows that the engine gives to sequences and prefixes.
 
@@ -170,8 +157,6 @@ class SequenceStates:
         self._modules = modules
         self._device = device
         self._tensors: list[list[Tensor]] = []
-        self._parts: list[_Part] | None = None
-        self._num_tokens = 0
         self._is_trial = False
         self._single: set[type] = set()  # modules that go on by one token alone
 
@@ -197,7 +182,7 @@ class SequenceStates:
     def trying(self) -> Iterator[None]:
         """Find out in a pass of `TRIAL_TOKENS` which modules go on from a state as they should."""
         self.allocate(1)
-        self._is_trial, self._num_tokens = True, TRIAL_TOKENS
+        self._is_trial = True
         try:
             yield
         finally:
@@ -209,33 +194,26 @@ class SequenceStates:
             for tensor in tensors:
                 tensor[target].copy_(tensor[source])
 
-    @contextmanager
-    def of(self, slices: HostSlices | None) -> Iterator[None]:
-        """Compute a pass of these slices; None: of tokens whose state nobody needs."""
-        self._parts = None if slices is None else self._split(slices)
-        self._num_tokens = 0 if slices is None else int(slices.counts.sum())
-        try:
-            yield
-        finally:
-            self._parts = None
-
-    def _split(self, slices: HostSlices) -> list[_Part]:
+    def split(self, slices: HostSlices) -> list[StatePart]:
+        """Return the parts that a pass of such slices is computed in."""
         goes_on = slices.starts > 0
         single = goes_on & (slices.counts == 1)
-        ends = slices.counts.cumsum(0)
+        ends, num_tokens = slices.counts.cumsum(0), int(slices.counts.sum())
         parts = []
         if single.sum() > 1:
             rows, by_row = slices.rows[single].sort()
             tokens = (ends[single][by_row] - 1).to(self._device)
             run = slice(int(rows[0]), int(rows[-1]) + 1)
             is_run = run.stop - run.start == len(rows)  # as a rule: the engine fills gaps first
-            parts.append(_Part(tokens, run if is_run else rows.to(self._device), is_new=False))
+            held = run if is_run else rows.to(self._device)
+            parts.append(StatePart(tokens, held, False, num_tokens))
         else:
             single[:] = False
         for place in (~single).nonzero().flatten().tolist():
             end, row = int(ends[place]), int(slices.rows[place])
             tokens_of = slice(end - int(slices.counts[place]), end)
-            parts.append(_Part(tokens_of, slice(row, row + 1), not bool(goes_on[place])))
+            is_new = not bool(goes_on[place])
+            parts.append(StatePart(tokens_of, slice(row, row + 1), is_new, num_tokens))
         return parts
 
     def _wrapped(
@@ -244,26 +222,26 @@ class SequenceStates:
         signature = inspect.signature(forward)
 
         def by_sequence(*args: Any, **kwargs: Any) -> Any:
-            if self._parts is None and not self._is_trial:
+            parts = current_parts()
+            if parts is None and not self._is_trial:
                 return forward(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
 
-            def compute(parts: list[_Part]) -> Any:
+            def compute(parts: list[StatePart]) -> Any:
                 output = None
                 for part in parts:
                     result = self._call(place, part, forward, argument, bound)
                     if len(parts) == 1 and isinstance(part.tokens, slice):
                         return result
-                    output = _join(output, result, part, self._num_tokens)
+                    output = _join(output, result, part)
                 return output
 
             kind = type(self._modules[place].module)
-            if self._parts is None:
+            if parts is None:
                 whole, halves = compute(_trial(TRIAL_TOKENS)), compute(_trial(TRIAL_TOKENS // 2))
                 if not _alike(whole, halves):
                     self._single.add(kind)
                 return whole
-            parts = self._parts
             return compute(_one_by_one(parts) if kind in self._single else parts)
 
         return by_sequence
@@ -271,7 +249,7 @@ class SequenceStates:
     def _call(
         self,
         place: int,
-        part: _Part,
+        part: StatePart,
         forward: Callable[..., Any],
         argument: str,
         bound: inspect.BoundArguments,
@@ -285,7 +263,7 @@ class SequenceStates:
             getattr(layer, f"is_{shape.kind}_initialized")[shape.index] = True
             layer.has_previous_state[shape.index] = not part.is_new
             layer.conv_kernel_size[shape.index] = shape.kernel
-        own = {name: self._own(value, part) for name, value in bound.arguments.items()}
+        own = {name: _own(value, part) for name, value in bound.arguments.items()}
         arguments = inspect.BoundArguments(bound.signature, own)
         layers: Any = {stateful.layer: layer}
         arguments.arguments[argument] = Cache(layers=layers)
@@ -296,26 +274,28 @@ class SequenceStates:
                 tensor[part.rows] = new_state
         return output
 
-    def _own(self, value: Any, part: _Part) -> Any:
-        """Return the part's rows of an argument that has a row for each token: [1, tokens, ..]."""
-        if isinstance(value, Tensor) and value.shape[:2] == (1, self._num_tokens):
-            if isinstance(part.tokens, slice):
-                return value[:, part.tokens]
-            return value[0, part.tokens][:, None]
-        if isinstance(value, tuple):
-            return tuple(self._own(item, part) for item in value)
-        if isinstance(value, dict):
-            return {name: self._own(item, part) for name, item in value.items()}
-        return value
+
+def _own(value: Any, part: StatePart) -> Any:
+    """Return the part's rows of an argument that has a row for each token: [1, tokens, ..]."""
+    if isinstance(value, Tensor) and value.shape[:2] == (1, part.num_tokens):
+        if isinstance(part.tokens, slice):
+            return value[:, part.tokens]
+        return value[0, part.tokens][:, None]
+    if isinstance(value, tuple):
+        return tuple(_own(item, part) for item in value)
+    if isinstance(value, dict):
+        return {name: _own(item, part) for name, item in value.items()}
+    return value
 
 
-def _trial(count: int) -> list[_Part]:
+def _trial(count: int) -> list[StatePart]:
     """Return the trial's tokens as slices of a sequence, in the only row."""
     starts = range(0, TRIAL_TOKENS, count)
-    return [_Part(slice(at, at + count), slice(0, 1), at == 0) for at in starts]
+    only = slice(0, 1)
+    return [StatePart(slice(at, at + count), only, at == 0, TRIAL_TOKENS) for at in starts]
 
 
-def _one_by_one(parts: list[_Part]) -> list[_Part]:
+def _one_by_one(parts: list[StatePart]) -> list[StatePart]:
     """Return the parts with a call for each token of a sequence that has a state."""
     split = []
     for part in parts:
@@ -323,7 +303,7 @@ def _one_by_one(parts: list[_Part]) -> list[_Part]:
             split.append(part)
         else:
             places = range(part.tokens.start, part.tokens.stop)
-            split += [_Part(slice(at, at + 1), part.rows, is_new=False) for at in places]
+            split += [replace(part, tokens=slice(at, at + 1)) for at in places]
     return split
 
 
@@ -337,16 +317,16 @@ def _alike(first: Any, second: Any) -> bool:
     return bool(far <= 0.02 * first.float().abs().max())
 
 
-def _join(output: Any, result: Any, part: _Part, num_tokens: int) -> Any:
+def _join(output: Any, result: Any, part: StatePart) -> Any:
     """Write what a part of the tokens became into what all become: [1, tokens, ..]."""
     if isinstance(result, tuple):
         before = output or (None,) * len(result)
         pairs = zip(before, result, strict=True)
-        return tuple(_join(all_of, item, part, num_tokens) for all_of, item in pairs)
+        return tuple(_join(all_of, item, part) for all_of, item in pairs)
     if not isinstance(result, Tensor):
         return result
     if output is None:
-        output = result.new_empty(1, num_tokens, *result.shape[2:])
+        output = result.new_empty(1, part.num_tokens, *result.shape[2:])
     rows = result if isinstance(part.tokens, slice) else result.transpose(0, 1)
     output[:, part.tokens] = rows
     return output

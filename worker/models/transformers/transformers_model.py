@@ -10,7 +10,6 @@ import inspect
 import logging
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +84,9 @@ class TransformersModel:
         self._attention = attention
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        scope = nullcontext() if self.states is None else self.states.of(batch.slices)
-        with attending(PagedPass(batch, self._layers, kv_caches, self._attention)), scope:
+        states, slices = self.states, batch.slices
+        parts = None if states is None or slices is None else states.split(slices)
+        with attending(PagedPass(batch, self._layers, kv_caches, self._attention, parts)):
             return _hidden(self._base, batch.token_ids, batch.positions)
 
     @property
