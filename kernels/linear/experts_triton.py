@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.linear.quantised_triton import add_four_bits
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.numbers.device import INTERPRETED
 from penstock.kernels.numbers.fp8 import FP8
@@ -161,6 +162,9 @@ def grouped_product(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
+        BITS=weights.bits,
+        GROUP=weights.group,
+        GROUPS=1 if scales is None else scales.shape[-1],
         SCALED=scales is not None,
         ROUNDED=of_x is not None,
         INTERPRETED=INTERPRETED,
@@ -187,6 +191,9 @@ def _grouped_product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
     SCALED: tl.constexpr,
     ROUNDED: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -203,18 +210,24 @@ def _grouped_product(
     x_rows = x_ptr + (pairs // CHOSEN)[:, None] * INNER
     at_columns = expert.to(tl.int64) * OUTER + columns
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    weight_ptr = weights_ptr + expert.to(tl.int64) * OUTER * INNER
-    weight_rows = weight_ptr + columns[None, :].to(tl.int64) * INNER
-    sums = _add_numbers(
-        sums, x_rows, is_row, weight_rows, is_column, INNER, DEPTH, ROUNDED, INTERPRETED
-    )
-    if SCALED:
-        of_columns = tl.load(scales_ptr + at_columns, mask=is_column, other=0.0)
-        factors = of_columns.to(tl.float32)[None, :]
-        if ROUNDED:
-            of_rows = tl.load(x_scales_ptr + pairs // CHOSEN, mask=is_row, other=0.0)
-            factors = of_rows[:, None] * factors
-        sums *= factors
+    if BITS == 4:
+        sums = add_four_bits(
+            sums, x_rows, is_row, weights_ptr, scales_ptr, at_columns, is_column,
+            INNER, GROUP, GROUPS, INTERPRETED,
+        )  # fmt: skip
+    else:
+        weight_ptr = weights_ptr + expert.to(tl.int64) * OUTER * INNER
+        weight_rows = weight_ptr + columns[None, :].to(tl.int64) * INNER
+        sums = _add_numbers(
+            sums, x_rows, is_row, weight_rows, is_column, INNER, DEPTH, ROUNDED, INTERPRETED
+        )
+        if SCALED:
+            of_columns = tl.load(scales_ptr + at_columns, mask=is_column, other=0.0)
+            factors = of_columns.to(tl.float32)[None, :]
+            if ROUNDED:
+                of_rows = tl.load(x_scales_ptr + pairs // CHOSEN, mask=is_row, other=0.0)
+                factors = of_rows[:, None] * factors
+            sums *= factors
     out_ptrs = out_ptr + pairs[:, None] * OUTER + columns[None, :]
     is_out = is_row[:, None] & is_column[None, :]
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_out)

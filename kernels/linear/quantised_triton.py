@@ -107,25 +107,10 @@ def _quantised_product(
         scale = tl.load(scales_ptr + column, mask=is_column, other=0.0).to(tl.float32)
         sums *= scale[None, :]
     else:
-        HALF: tl.constexpr = GROUP // 2
-        depth = tl.arange(0, HALF)
-        bytes_ptr = numbers_ptr + column.to(tl.int64)[None, :] * (GROUPS * HALF) + depth[:, None]
-        for group in range(GROUPS):
-            both = tl.load(bytes_ptr + group * HALF, mask=is_column[None, :], other=0)
-            low = ((both & 15).to(tl.int32) - 8).to(NARROW)
-            high = ((both >> 4).to(tl.int32) - 8).to(NARROW)
-            at = group * GROUP + depth
-            x_low = tl.load(
-                x_rows + at[None, :], mask=is_row[:, None] & (at < INNER)[None, :], other=0.0
-            )
-            at += HALF
-            x_high = tl.load(
-                x_rows + at[None, :], mask=is_row[:, None] & (at < INNER)[None, :], other=0.0
-            )
-            part = tl.dot(x_low.to(NARROW), low, input_precision="ieee")
-            part = tl.dot(x_high.to(NARROW), high, part, input_precision="ieee")
-            scale = tl.load(scales_ptr + column * GROUPS + group, mask=is_column, other=0.0)
-            sums += part * scale.to(tl.float32)[None, :]
+        sums = add_four_bits(
+            sums, x_rows, is_row, numbers_ptr, scales_ptr, column.to(tl.int64), is_column,
+            INNER, GROUP, GROUPS, INTERPRETED,
+        )  # fmt: skip
     if HAS_BIAS:
         sums += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     sums *= factor
@@ -134,3 +119,46 @@ def _quantised_product(
     if ADDS:
         sums += tl.load(out_ptrs, mask=is_out, other=0.0).to(tl.float32)
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def add_four_bits(
+    sums,
+    x_rows,
+    is_row,
+    numbers_ptr,
+    scales_ptr,
+    column,
+    is_column,
+    INNER: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Return the sums plus rows by some columns of a weight of 4 bits.
+
+    sums    [rows, columns] float32
+    x_rows  [rows, 1] pointers at their first numbers
+    column  [columns] int64
+    """
+    NARROW: tl.constexpr = tl.float32 if INTERPRETED else tl.bfloat16
+    HALF: tl.constexpr = GROUP // 2
+    depth = tl.arange(0, HALF)
+    bytes_ptr = numbers_ptr + column[None, :] * (GROUPS * HALF) + depth[:, None]
+    for group in range(GROUPS):
+        both = tl.load(bytes_ptr + group * HALF, mask=is_column[None, :], other=0)
+        low = ((both & 15).to(tl.int32) - 8).to(NARROW)
+        high = ((both >> 4).to(tl.int32) - 8).to(NARROW)
+        at = group * GROUP + depth
+        x_low = tl.load(
+            x_rows + at[None, :], mask=is_row[:, None] & (at < INNER)[None, :], other=0.0
+        )
+        at += HALF
+        x_high = tl.load(
+            x_rows + at[None, :], mask=is_row[:, None] & (at < INNER)[None, :], other=0.0
+        )
+        part = tl.dot(x_low.to(NARROW), low, input_precision="ieee")
+        part = tl.dot(x_high.to(NARROW), high, part, input_precision="ieee")
+        scale = tl.load(scales_ptr + column * GROUPS + group, mask=is_column, other=0.0)
+        sums += part * scale.to(tl.float32)[None, :]
+    return sums

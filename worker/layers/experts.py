@@ -12,7 +12,6 @@ from penstock.kernels.linear.weight import Weight, stack
 from penstock.kernels.numbers.device import on_gpu
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.mlp import MLP
-from penstock.worker.layers.products.fp8_linear import FP8
 from penstock.worker.layers.products.product import Pass
 
 if TYPE_CHECKING:
@@ -102,6 +101,5 @@ def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
 
 def _stacked(products: list[Linear]) -> Weight | None:
     weights = [each.weight for each in products if each.bias is None and each.weight is not None]
-    weights = [each for each in weights if each.scales is None or each.numbers.dtype == FP8]
     is_there = len(weights) == len(products) and on_gpu(weights[0].numbers)
     return stack(weights) if is_there else None

@@ -1,5 +1,7 @@
 """Experts on a GPU against their reference, in the interpreter."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +16,8 @@ from penstock.kernels.linear.experts_triton import (
     blocks_of,
     grouped_product,
 )
-from penstock.kernels.linear.quantise import quantise_fp8
+from penstock.kernels.linear.panel_weight import PACKINGS
+from penstock.kernels.linear.quantise import quantise, quantise_fp8
 from penstock.kernels.linear.weight import Weight, stack
 from penstock.kernels.numbers.fp8 import quantise_rows_ref
 from penstock.kernels.rows.activation import Activation, activate_ref, num_parts
@@ -121,6 +124,30 @@ def test_a_mixture_of_eight_bits(tokens: int, dtype: torch.dtype) -> None:
     whole = ExpertsOnGpu(Weight.dense(up.to(dtype)), Weight.dense(down.to(dtype)), "silu_mul")
     far = whole.add(x, chosen, shares, residual.clone()) - found
     assert 0.005 < (far.float().norm() / wanted.float().norm()).item() < 0.08
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_g64", "int4_g128"])
+@pytest.mark.parametrize("tokens", [1, 50])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_mixture_of_few_bits(name: str, tokens: int, deterministic: bool) -> None:
+    """Of the numbers that the weights were rounded to. The last group of 128 is short."""
+    hidden, width, num_experts, num_chosen = 64, 192, 6, 3
+    up, down = randn(num_experts, 2 * width, hidden), randn(num_experts, hidden, width) / 8
+    quantised = partial(quantise, packing=PACKINGS[name])
+    packed = [[*map(quantised, each.bfloat16())] for each in (up, down)]
+    wide_up, wide_down = ([one.rows(slice(None)).float() for one in each] for each in packed)
+    x, residual = randn(tokens, hidden) / 8, randn(tokens, hidden)
+    chosen = chosen_of(tokens, num_chosen, num_experts, 5)
+    shares = randn(tokens, num_chosen).softmax(-1)
+
+    def expert(number: int, rows: Tensor) -> Tensor:
+        return activate_ref(rows @ wide_up[number].T, "silu_mul") @ wide_down[number].T
+
+    experts = [partial(expert, number) for number in range(num_experts)]
+    wanted = residual + experts_ref(x, experts, chosen, shares)
+    mixture = ExpertsOnGpu(stack(packed[0]), stack(packed[1]), "silu_mul")
+    found = mixture.add(x, chosen, shares, residual.clone(), deterministic)
+    assert_close(found, wanted, atol=2e-2, rtol=1e-2)
 
 
 def test_a_row_has_the_same_bits_whatever_comes_with_it() -> None:

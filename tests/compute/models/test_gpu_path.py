@@ -222,13 +222,14 @@ def test_a_model_of_eight_bits_says_nearly_the_same(interpret: Callable[[], None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bits", ["fp8", "int8"])
 def test_experts_of_eight_bits_are_captured_and_say_nearly_the_same(
-    tmp_path: Path, interpret: Callable[[], None]
+    bits: str, tmp_path: Path, interpret: Callable[[], None]
 ) -> None:
-    families.save("mixtral", tmp_path, num_hidden_layers=2)
+    families.save("mixtral", tmp_path, num_hidden_layers=2, intermediate_size=128)
     interpret()
     params, told = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0), []
-    for quantization in (None, "fp8"):
+    for quantization in (None, bits):
         engine = make_engine(tmp_path, dtype="bfloat16", quantization=quantization)
         assert isinstance(engine.runner, ModelRunner) and engine.runner.model.is_capturable
         engine.add(AddSequence("it", [*range(5, 25)], params))
