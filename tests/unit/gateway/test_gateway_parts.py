@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from starlette.types import Message, Send
 
-from marked_texts import BITS
 from penstock.gateway.admission.ask import Answering
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.http.sse import EventStream
@@ -27,6 +26,11 @@ from penstock.schemas.result import fold
 from penstock.schemas.wire.checksum import EMPTY, roll
 
 WITH_TOOLS = Reading({"f": {}})
+BITS = st.sampled_from(
+    ["<think>", "</think>",
+     "<tool_call>", "</tool_call>", "<tool", "_call>", "<", "\n", " ", "a", "🙂", '"', "}",
+     '{"name":"f","arguments":{"x":1}}', '\n{"name": "g", "arguments": "{}"}\n', '{"name":5}']
+)  # fmt: skip
 
 
 def answer_of(
@@ -62,8 +66,7 @@ def job_of(num_choices: int) -> Job:
 
 
 ANSWERS = st.tuples(
-    st.integers(1, 3),
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(BITS)), min_size=3, max_size=15),
+    st.integers(1, 3), st.lists(st.tuples(st.integers(0, 2), BITS), min_size=3, max_size=15)
 )
 DONE = Done(position=15, usage=Usage(prompt_tokens=1, completion_tokens=9))
 
