@@ -207,8 +207,9 @@ def _experts(
     types |= {"pairs_ptr": "*i32", "experts_ptr": "*i32", "count": "i32"}
     constants = {
         "NUM_EXPERTS": num_experts, "OUTER": 2 * width, "INNER": hidden, "CHOSEN": num_chosen,
-        "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "SCALED": is_fp8,
-        "INTERPRETED": False,
+        "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth,
+        "BITS": 8 if is_fp8 else 16, "GROUP": hidden, "GROUPS": 1,
+        "SCALED": is_fp8, "ROUNDED": is_fp8, "INTERPRETED": False,
     }  # fmt: skip
     how = tile.num_warps, tile.num_stages
     return compiled(_grouped_product, types, constants, made_for, *how)
