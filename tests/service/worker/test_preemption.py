@@ -14,7 +14,7 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.io.limits import EngineLimits
 from penstock.worker.engine.io.messages import AddSequence, BatchLoad, Load, Output
-from penstock.worker.jobs.capacity import Ask, Capacity
+from penstock.worker.jobs.capacity import Capacity, ReadRequest
 from penstock.worker.llm import LLM
 from penstock.worker.process.ipc import Step
 from scripted import a_job, finish, on_a_lane, started
@@ -44,10 +44,10 @@ def tell(capacity: Capacity, names: list[str], num_waiting: int = 0) -> None:
     capacity.note(Step([Output(name, [1]) for name in names], Load(len(names), num_waiting)))
 
 
-TEXTS = Ask(16, "text")  # that need no room
+TEXTS = ReadRequest(16, "text")  # that need no room
 
 
-async def asked(capacity: Capacity) -> Ask | None:
+async def asked(capacity: Capacity) -> ReadRequest | None:
     """What it would read now; none: it waits."""
     try:
         async with asyncio.timeout(0.05):
@@ -59,11 +59,11 @@ async def asked(capacity: Capacity) -> Ask | None:
 @pytest.mark.parametrize(
     "priorities, threshold, expected",
     [
-        ((BATCH,), 1, Ask(1)),  # there is room
+        ((BATCH,), 1, ReadRequest(1)),  # there is room
         ((BATCH, BATCH), None, TEXTS),
-        ((BATCH, BATCH), 1, Ask(1, "normal")),
-        ((BATCH, BATCH), 2, Ask(1, "high")),
-        ((HIGH, NORMAL), 1, Ask(1, "high")),
+        ((BATCH, BATCH), 1, ReadRequest(1, "normal")),
+        ((BATCH, BATCH), 2, ReadRequest(1, "high")),
+        ((HIGH, NORMAL), 1, ReadRequest(1, "high")),
         ((HIGH, NORMAL), 2, TEXTS),
         ((HIGH, HIGH), 1, TEXTS),
     ],
@@ -72,7 +72,7 @@ def test_a_full_room_asks_for_whom_others_would_give_way_to(priorities, threshol
     assert asyncio.run(asked(room_with(*priorities, threshold=threshold))) == expected
 
 
-async def asked_beside(batch: BatchLoad, num_held: int, *priorities: int) -> Ask | None:
+async def asked_beside(batch: BatchLoad, num_held: int, *priorities: int) -> ReadRequest | None:
     """What is read beside sequences of these classes, where the engine tells of its batch."""
     capacity = Capacity(replace(LIMITS, max_num_seqs=8), 1)
     names = [str(number) for number in range(len(priorities))]
@@ -84,12 +84,12 @@ async def asked_beside(batch: BatchLoad, num_held: int, *priorities: int) -> Ask
 @pytest.mark.parametrize(
     ("batch", "num_held", "priorities", "expected"),
     [
-        (BatchLoad(0, 0, 8), 0, (), Ask(8, batch=8)),
-        (BatchLoad(0, 0, 3), 2, (NORMAL, NORMAL), Ask(6, batch=3)),
-        (BatchLoad(4, 0, 3), 6, (NORMAL, NORMAL, BATCH, BATCH), Ask(6, batch=1)),
-        (BatchLoad(4, 1, 3), 6, (NORMAL, NORMAL, BATCH, BATCH), Ask(6, batch=0)),
-        (BatchLoad(999, 0, 3), 1000, (NORMAL, *[BATCH] * 7), Ask(7, batch=0)),  # all give way
-        (BatchLoad(999, 0, 8), 999, (BATCH,), Ask(8, batch=0)),
+        (BatchLoad(0, 0, 8), 0, (), ReadRequest(8, batch=8)),
+        (BatchLoad(0, 0, 3), 2, (NORMAL, NORMAL), ReadRequest(6, batch=3)),
+        (BatchLoad(4, 0, 3), 6, (NORMAL, NORMAL, BATCH, BATCH), ReadRequest(6, batch=1)),
+        (BatchLoad(4, 1, 3), 6, (NORMAL, NORMAL, BATCH, BATCH), ReadRequest(6, batch=0)),
+        (BatchLoad(999, 0, 3), 1000, (NORMAL, *[BATCH] * 7), ReadRequest(7, batch=0)),  # all pause
+        (BatchLoad(999, 0, 8), 999, (BATCH,), ReadRequest(8, batch=0)),
         (BatchLoad(0, 0, 3), 1000, (NORMAL, NORMAL), TEXTS),
         (BatchLoad(0, 0, 3), 8, (NORMAL,) * 8, TEXTS),
     ],
@@ -104,17 +104,17 @@ def test_what_is_being_read_of_a_batch_is_counted():
         capacity = Capacity(LIMITS, 1)
         capacity.note(Step([], Load(0, 0, BatchLoad(0, 0, 2))))
         first = await capacity.wait("lane")
-        assert first == Ask(2, batch=2)
+        assert first == ReadRequest(2, batch=2)
         assert await asked(capacity) == TEXTS  # what is on its way may be of any class
         capacity.note_read(None, TEXTS)
         capacity.note_read("lane", first, 1, num_batch=1)
-        assert await asked(capacity) == Ask(2, batch=1)
-        capacity.note_read(None, Ask(2, batch=1), 1, num_batch=1)
-        assert await asked(capacity) == Ask(2, batch=0)
-        capacity.note_read(None, Ask(2, batch=0))
+        assert await asked(capacity) == ReadRequest(2, batch=1)
+        capacity.note_read(None, ReadRequest(2, batch=1), 1, num_batch=1)
+        assert await asked(capacity) == ReadRequest(2, batch=0)
+        capacity.note_read(None, ReadRequest(2, batch=0))
         capacity.note_prepared(is_batch=True)
         capacity.note_prepared(is_batch=True)
-        assert await asked(capacity) == Ask(2, batch=2)
+        assert await asked(capacity) == ReadRequest(2, batch=2)
 
     asyncio.run(scenario())
 
@@ -126,21 +126,21 @@ def test_one_at_a_time_and_no_more_than_give_way():
 async def take_one_after_another() -> None:
     capacity = room_with(BATCH, BATCH)
     for name, num_waiting in (("first", 1), ("second", 2)):
-        assert await asked(capacity) == Ask(1, "normal")
-        assert await asked(capacity) == Ask(1, "normal")  # of another lane: nothing is taken up yet
-        capacity.note_read(None, Ask(2), 1)
+        assert await asked(capacity) == ReadRequest(1, "normal")
+        assert await asked(capacity) == ReadRequest(1, "normal")  # another lane took up none
+        capacity.note_read(None, ReadRequest(2), 1)
         assert await asked(capacity) == TEXTS  # being prepared
         capacity.note_read(None, TEXTS)
         enter(capacity, [(name, NORMAL)])
         capacity.note_prepared()
-        assert await asked(capacity) == Ask(1, "high")  # no token yet: perhaps it got no room
-        capacity.note_read(None, Ask(1))
+        assert await asked(capacity) == ReadRequest(1, "high")  # no token yet: no room?
+        capacity.note_read(None, ReadRequest(1))
         tell(capacity, [name], num_waiting)
-    assert await asked(capacity) == Ask(1, "high")  # both of the lowest class wait already
-    capacity.note_read(None, Ask(1))
+    assert await asked(capacity) == ReadRequest(1, "high")  # both of the lowest class wait already
+    capacity.note_read(None, ReadRequest(1))
     capacity.leave("first")
     tell(capacity, ["second"], 1)
-    assert await asked(capacity) == Ask(1, "normal")
+    assert await asked(capacity) == ReadRequest(1, "normal")
 
 
 @on_a_lane
