@@ -1,6 +1,6 @@
 """The shapes of answers, for /openapi.json. Answers have more fields where more was asked for."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
@@ -376,4 +376,4 @@ class MessageErrorAnswer(Answered):
     error: MessageError
 
 
-Shape = type[Any]
+Shape = type[object]

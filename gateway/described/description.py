@@ -1,7 +1,6 @@
 """The description of all routes that /openapi.json gives, in the form of OpenAPI 3.1."""
 
 from copy import deepcopy
-from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter
@@ -27,9 +26,9 @@ _IDEMPOTENCY: JsonObject = {
 }
 
 
-def description_of(app: FastAPI, root_path: str) -> dict[str, Any]:
+def description_of(app: FastAPI, root_path: str) -> JsonSchemaValue:
     """Describe the application's routes, whose bodies and answers `ROUTES` tells."""
-    whole: dict[str, Any] = deepcopy(app.openapi())  # FastAPI keeps its own
+    whole: JsonSchemaValue = deepcopy(app.openapi())  # FastAPI keeps its own
     shapes = Shapes()
     for path, operations in whole["paths"].items():
         for method, operation in operations.items():
@@ -90,8 +89,8 @@ def _event(data: JsonSchemaValue) -> JsonSchemaValue:
     return {"type": "object", "properties": fields, "required": ["data"]}
 
 
-def _describe(operation: dict[str, Any], path: str, told: Described, shapes: Shapes) -> None:
-    content: dict[str, Any] = {}
+def _describe(operation: JsonSchemaValue, path: str, told: Described, shapes: Shapes) -> None:
+    content: JsonSchemaValue = {}
     if isinstance(told.answer, str):
         content[told.answer] = {"schema": {"type": "string"}}
     else:
@@ -119,7 +118,7 @@ def _describe(operation: dict[str, Any], path: str, told: Described, shapes: Sha
         operation.setdefault("parameters", []).append(_IDEMPOTENCY)
 
 
-def _secure(operation: dict[str, Any], path: str) -> None:
+def _secure(operation: JsonSchemaValue, path: str) -> None:
     """Say which keys open a path, and which scope they need."""
     if path in OPEN_PATHS:
         operation["security"] = []

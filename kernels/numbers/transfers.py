@@ -1,7 +1,6 @@
 """Copies from the host to the device that the host does not wait for (pinned memory)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 _ALIGNMENT = 16  # bytes
 
 
-def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+def send(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> list[Tensor]:
     """Return the arrays on the device, sent by one copy that the host does not wait for.
 
     On a CPU the tensors are the arrays' own memory.

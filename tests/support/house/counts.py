@@ -32,6 +32,16 @@ LARGE_FOLDERS = {
     ROOT / "tests/service/worker": "one file for each promise of a worker",
     ROOT / "tests/support": "what tests share",
 }
+# Where values have no type that is ours: `Any` ends there.
+UNTYPED = {
+    ROOT
+    / "worker/models": "modules and configurations of transformers, fields passed on by families",
+    ROOT / "worker/outlines_model.py": "objects of outlines",
+    ROOT / "gateway/server/socket.py": "what uvicorn makes a protocol with",
+    ROOT / "gateway/openai/endpoints.py": "a table of kinds, each with another form",
+    ROOT / "gateway/batches/endpoints.py": "a table of kinds, each with another form",
+    ROOT / "loadtest": "configurations of models, answers of other servers",
+}
 # What every step goes through: a feature adds a field to the Plan and one function beside these,
 # and no branch to them (CONTRIBUTING.md).
 LOOP = ("Engine.step", "Engine._draw", "Engine._watch", "Scheduler.schedule")
@@ -56,7 +66,8 @@ LIMITS = {
     "comments without a noun": Limit(0, 0),
     "circles": Limit(0, 0),
     "doubled class names": Limit(0, 0),
-    "uses of Any": Limit(151, 60),
+    "uses of Any": Limit(139, 60),
+    "uses of Any where types are ours": Limit(0, 0),
     "uses of cast": Limit(2, 0),
     "uses of TYPE_CHECKING": Limit(10, 0),
     "lines of a function, median": Limit(6, 8),
@@ -100,6 +111,11 @@ def static_counts(paths: Sequence[Path]) -> dict[str, Count]:
         ),
         "doubled class names": _count(_doubled_classes(paths)),
         "uses of Any": _count(_uses("Any", paths)),
+        "uses of Any where types are ours": _count(
+            place
+            for place in _uses("Any", paths)
+            if UNTYPED.keys().isdisjoint((place.path, *place.path.parents))
+        ),
         "uses of cast": _count(_uses("cast", paths)),
         "uses of TYPE_CHECKING": _count(_uses("TYPE_CHECKING", paths)),
         "functions": Count(len(lengths)),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from house.counts import LARGE_FOLDERS, static_counts
+from house.counts import LARGE_FOLDERS, UNTYPED, static_counts
 from house.functions import methods
 from house.names import is_unclear, unclear
 
@@ -86,6 +86,7 @@ def test_what_the_limits_forbid_is_counted(tmp_path: Path, monkeypatch: pytest.M
         "circles": 1,
         "doubled class names": 2,
         "uses of Any": 1,
+        "uses of Any where types are ours": 1,
         "uses of cast": 1,
         "uses of TYPE_CHECKING": 1,
         "functions": 1,
@@ -98,7 +99,10 @@ def test_what_the_limits_forbid_is_counted(tmp_path: Path, monkeypatch: pytest.M
         "files over 400 lines": 1,
     }
     monkeypatch.setitem(LARGE_FOLDERS, room, "for this test")
-    assert static_counts(sorted(room.glob("*.py")))["folders of over 16 files"].value == 0
+    monkeypatch.setitem(UNTYPED, room / "long.py", "for this test")
+    counts = static_counts(sorted(room.glob("*.py")))
+    assert counts["folders of over 16 files"].value == 0
+    assert counts["uses of Any where types are ours"].value == 0
 
 
 def test_a_branch_in_a_method_is_counted(tmp_path: Path) -> None:

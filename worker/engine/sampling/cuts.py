@@ -8,7 +8,6 @@ Sums are of the draw's integer weights, so a row's tokens depend on nothing but 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +63,7 @@ class Cuts:
             )
             for each in asked
         ]
-        columns: list[NDArray[Any]] = [
+        columns: list[NDArray[np.generic]] = [
             np.array(self.places, np.int64),
             np.array([each.temperature for each in asked], np.float32),
             np.array(top_ks, np.int64),

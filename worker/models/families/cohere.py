@@ -1,7 +1,6 @@
 """Cohere's Command: attention and the feed-forward layer read the same rows."""
 
 from dataclasses import replace
-from typing import Any
 
 from penstock.worker.models.families.architecture import (
     AttentionConfig,
@@ -34,8 +33,9 @@ def cohere2(fields: Fields) -> DecoderConfig:
 
 
 def _attention(fields: Fields) -> AttentionConfig:
-    biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "output_bias"), fields.attention_bias)
-    return attention(fields, rope=turns(fields, interleaved=True), **biases)
+    has_bias = fields.attention_bias
+    rope = turns(fields, interleaved=True)
+    return attention(fields, rope=rope, qkv_bias=has_bias, output_bias=has_bias)
 
 
 def _decoder(fields: Fields, attends: list[AttentionConfig]) -> DecoderConfig:

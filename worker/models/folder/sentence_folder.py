@@ -6,7 +6,7 @@ Its `modules.json` lists what is applied in turn. A folder without one is a plai
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -119,7 +119,7 @@ def read_sentence_folder(folder: Path) -> SentenceFolder:
             raise _unsupported(number, "Transformer, Pooling, Dense and Normalize, in this order")
         elif result.is_normalised:
             raise _unsupported(number, "nothing after Normalize")
-    return replace(result, **_texts(folder), **_length(folder))
+    return _with_length(_with_prompts(result, folder), folder)
 
 
 def _pooling(path: Path) -> tuple[PoolingType, ...]:
@@ -148,26 +148,30 @@ def _dense(folder: Path) -> DenseFolder:
     return DenseFolder(folder, widths[0], widths[1], bool(has_bias), name)
 
 
-def _texts(folder: Path) -> dict[str, Any]:
+def _with_prompts(result: SentenceFolder, folder: Path) -> SentenceFolder:
     if not (folder / _TEXTS).is_file():
-        return {}
+        return result
     fields = read_object(folder / _TEXTS)
-    prompts, default = fields.get("prompts") or {}, fields.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+    texts, default = fields.get("prompts") or {}, fields.get("default_prompt_name")
+    names = texts.items() if isinstance(texts, dict) else ()
+    prompts = {name: text for name, text in names if isinstance(text, str)}
+    if prompts != texts:
         raise BrokenModel(f"{folder / _TEXTS}: prompts are not texts by name")
     if default is not None and default not in prompts:
         raise BrokenModel(f"{folder / _TEXTS}: default_prompt_name is none of its prompts")
-    return {"prompts": prompts, "default_prompt": default}
+    return replace(
+        result, prompts=prompts, default_prompt=None if default is None else str(default)
+    )
 
 
-def _length(folder: Path) -> dict[str, Any]:
+def _with_length(result: SentenceFolder, folder: Path) -> SentenceFolder:
     if not (folder / _LENGTH).is_file():
-        return {}
+        return result
     fields = read_object(folder / _LENGTH)
     most = fields.get("max_seq_length")
     if most is not None and not (isinstance(most, int) and most > 0):
         raise BrokenModel(f"{folder / _LENGTH}: max_seq_length is {most!r}, not a number of tokens")
-    return {"max_tokens": most, "lowers": bool(fields.get("do_lower_case"))}
+    return replace(result, max_tokens=most, lowers=bool(fields.get("do_lower_case")))
 
 
 def _unsupported(number: int, expected: str) -> UnsupportedModel:
