@@ -52,9 +52,11 @@ class Meter:
         return Cost(commands, script_us, max(slow, default=0))
 
     def memory_bytes(self) -> int:
-        """Held by data: what a client's buffers take is not counted."""
-        held = self.client.memory_stats()
-        return int(held["dataset.bytes"])
+        """Held by the keys: what clients' buffers and scripts take is not counted."""
+        with self.client.pipeline(transaction=False) as calls:
+            for key in self.keys():
+                calls.memory_usage(key, samples=0)
+            return sum(size or 0 for size in calls.execute())
 
     def keys(self, is_so: Callable[[str], bool] = lambda key: True) -> list[str]:
         return [key for key in self.client.scan_iter("*", count=1000) if is_so(key)]
