@@ -118,7 +118,7 @@ class Files:
         """Return a new path for bytes that are not a file yet."""
         return self.folder / f".{secrets.token_hex(16)}.part"
 
-    async def add(self, part: Path, record: FileRecord, most_bytes: int, reserved: str) -> None:
+    async def add(self, part: Path, record: FileRecord, most_bytes: int, reservation: str) -> None:
         """Make a file of a part that was written and synced to disk.
 
         It takes the place of what was reserved for it under a name of its own. Raises InvalidJob
@@ -126,7 +126,7 @@ class Files:
         `most_bytes` stored.
         """
         most = self._settings.files_quota
-        reply = await self._add(part, record, most, most_bytes, reserved)
+        reply = await self._add(part, record, most, most_bytes, reservation)
         if reply[0] in (b"files", b"quota") and not await self._is_known(record.id):
             await self.storage.delete(record.id)
         if reply[0] == b"files":
@@ -159,8 +159,8 @@ class Files:
         keys = [f"{CHORES}file:{file_id.decode()}" for file_id in ids]
         texts = await self._connection.call("MGET", *keys)
         assert isinstance(texts, list)
-        found = [read_or_none(FileRecord, text) for text in texts if isinstance(text, bytes)]
-        return [record for record in found if record is not None]
+        records = [read_or_none(FileRecord, text) for text in texts if isinstance(text, bytes)]
+        return [record for record in records if record is not None]
 
     async def delete(self, record: FileRecord) -> None:
         await self._connection.run("files/drop", CHORES, record.id, record.tenant)
@@ -176,8 +176,8 @@ class Files:
         for name in await self._unknown(await asyncio.to_thread(self._old_names)):
             (self.folder / name).unlink(missing_ok=True)
             count += 1
-        stored = [name async for name, age_s in self.storage.names() if age_s > UNKNOWN_KEPT_S]
-        for name in await self._unknown(stored):
+        names = [name async for name, age_s in self.storage.names() if age_s > UNKNOWN_KEPT_S]
+        for name in await self._unknown(names):
             await self.storage.delete(name)
             count += 1
         return count
@@ -190,10 +190,10 @@ class Files:
         with tempfile.TemporaryFile(dir=self.folder) as now:
             before_s = os.fstat(now.fileno()).st_mtime - UNKNOWN_KEPT_S
         names = []
-        for each in os.scandir(self.folder):
+        for entry in os.scandir(self.folder):
             with suppress(FileNotFoundError):  # another process deleted it
-                if each.stat().st_mtime < before_s:
-                    names.append(each.name)
+                if entry.stat().st_mtime < before_s:
+                    names.append(entry.name)
         return names
 
     async def _unknown(self, names: Sequence[str]) -> Sequence[str]:
@@ -212,19 +212,19 @@ class Files:
                 key = f"{lane.job(name)}:request"
             return key
 
-        unknown, call = [], self._connection.call
+        unknown_names, call = [], self._connection.call
         for at in range(0, len(names), PAGE):
             page = names[at : at + PAGE]
-            found = await asyncio.gather(*[call("EXISTS", key_of(name)) for name in page])
-            unknown += [name for name, count in zip(page, found, strict=True) if count == 0]
-        return unknown
+            counts = await asyncio.gather(*[call("EXISTS", key_of(name)) for name in page])
+            unknown_names += [name for name, count in zip(page, counts, strict=True) if count == 0]
+        return unknown_names
 
     async def _is_known(self, file_id: str) -> bool:
         """Return whether a repeat of the same request was let in meanwhile."""
         return await self._connection.call("EXISTS", f"{CHORES}file:{file_id}") == 1
 
     async def _add(
-        self, part: Path, record: FileRecord, most_files: int, most_bytes: int, reserved: str
+        self, part: Path, record: FileRecord, most_files: int, most_bytes: int, reservation: str
     ) -> Sequence[bytes]:
         await self.storage.put(part, record.id)
         return await self._connection.run(
@@ -237,5 +237,5 @@ class Files:
             record.expires_s * 1000,
             most_files,
             most_bytes,
-            reserved,
+            reservation,
         )

@@ -26,12 +26,12 @@ class StorageSettings(Settings):
 
     @field_validator("files_url")
     @classmethod
-    def has_what_it_needs(cls, given: str | None, others: ValidationInfo) -> str | None:
-        if given is not None and others.data.get("files_folder") is None:
+    def has_what_it_needs(cls, url: str | None, context: ValidationInfo) -> str | None:
+        if url is not None and context.data.get("files_folder") is None:
             raise ValueError("give --files-folder too, for what is being made")
-        if given is not None and find_spec("obstore") is None:
+        if url is not None and find_spec("obstore") is None:
             raise ValueError("needs a package: pip install 'penstock[objects]'")
-        return given
+        return url
 
 
 def storage_of(settings: StorageSettings) -> FileStorage | None:

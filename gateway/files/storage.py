@@ -118,7 +118,7 @@ class ObjectStorage:
         from obstore.store import from_url
 
         retries = timedelta(seconds=RETRY_S)
-        self._missing = f"files_url: {url}: there is no such bucket; make it, or name another"
+        self._no_bucket = f"files_url: {url}: there is no such bucket; make it, or name another"
         self._store: ObjectStore = from_url(
             url,
             retry_config={"max_retries": 4, "retry_timeout": retries},
@@ -134,7 +134,7 @@ class ObjectStorage:
                     return
         except StorageUnavailable as error:
             if NOT_THERE in str(error.__context__):
-                raise NoSuchStore(self._missing) from None
+                raise NoSuchStore(self._no_bucket) from None
             raise
 
     async def put(self, part: Path, name: str) -> None:
@@ -146,7 +146,7 @@ class ObjectStorage:
             try:
                 await obstore.put_async(self._store, name, part, max_concurrency=PARTS_AT_ONCE)
             except FileNotFoundError:
-                log.error("the store of files failed: %s", self._missing)
+                log.error("the store of files failed: %s", self._no_bucket)
                 raise StorageUnavailable("file: the store of files is not there now") from None
         await asyncio.to_thread(part.unlink)
 
@@ -164,8 +164,8 @@ class ObjectStorage:
         import obstore
 
         with _storage_errors():
-            found = await obstore.get_async(self._store, name)
-        return _pieces(found.stream())
+            result = await obstore.get_async(self._store, name)
+        return _pieces(result.stream())
 
     async def delete(self, name: str) -> None:
         import obstore
@@ -177,26 +177,26 @@ class ObjectStorage:
         import obstore
 
         with _storage_errors():
-            async for found in obstore.list(self._store):
-                for each in found:
-                    yield each["path"], time.time() - each["last_modified"].timestamp()
+            async for page in obstore.list(self._store):
+                for entry in page:
+                    yield entry["path"], time.time() - entry["last_modified"].timestamp()
 
 
 def _client_options(url: str) -> "ClientConfig":
     head = PREFIXES[url.partition(":")[0]]
-    named = {name: os.environ.get(f"{head}{name.upper()}") for name in OF_CLIENT}
+    variables = {name: os.environ.get(f"{head}{name.upper()}") for name in OF_CLIENT}
     options: ClientConfig = {
         "read_timeout": timedelta(seconds=RETRY_S),
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "timeout": timedelta(seconds=MOST_S),
     }
-    if proxy := named["proxy_url"]:
+    if proxy := variables["proxy_url"]:
         options["proxy_url"] = proxy
-    if certificate := named["proxy_ca_certificate"]:
+    if certificate := variables["proxy_ca_certificate"]:
         options["proxy_ca_certificate"] = certificate
-    options["allow_http"] = (named["allow_http"] or "").lower() in YES
+    options["allow_http"] = (variables["allow_http"] or "").lower() in YES
     options["allow_invalid_certificates"] = (
-        named["allow_invalid_certificates"] or ""
+        variables["allow_invalid_certificates"] or ""
     ).lower() in YES
     return options
 

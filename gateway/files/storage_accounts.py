@@ -28,12 +28,12 @@ class StorageUse:
     num_things: int
 
     def shape(self, most_bytes: int | None = None) -> JsonObject:
-        shown: JsonObject = {
+        fields: JsonObject = {
             "tenant": self.tenant,
             "used_bytes": self.used_bytes,
             "num_things": self.num_things,
         }
-        return shown if most_bytes is None else shown | {"max_bytes": most_bytes}
+        return fields if most_bytes is None else fields | {"max_bytes": most_bytes}
 
 
 class StorageAccounts:
@@ -76,22 +76,22 @@ class StorageAccounts:
 
     async def check(self, tenant: str, most_bytes: int) -> None:
         """Raise StorageQuotaExceeded where a tenant has all that it may have."""
-        used = await self.used(tenant)
-        if used.used_bytes >= most_bytes:
-            raise StorageQuotaExceeded(used.used_bytes, 1, most_bytes)
+        use = await self.used(tenant)
+        if use.used_bytes >= most_bytes:
+            raise StorageQuotaExceeded(use.used_bytes, 1, most_bytes)
 
     async def used(self, tenant: str) -> StorageUse:
-        used, count = await self._run("storage/used", tenant)
-        return StorageUse(tenant, int(used), int(count))
+        num_bytes, count = await self._run("storage/used", tenant)
+        return StorageUse(tenant, int(num_bytes), int(count))
 
     async def all(self) -> list[StorageUse]:
         """Return what all tenants have stored, the most first. It forgets what is gone."""
         reply = await self._run("storage/all")
-        found = [
-            StorageUse(tenant.decode(), int(used), int(count))
-            for tenant, used, count in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        uses = [
+            StorageUse(tenant.decode(), int(num_bytes), int(count))
+            for tenant, num_bytes, count in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
         ]
-        return sorted(found, key=lambda each: -each.used_bytes)
+        return sorted(uses, key=lambda use: -use.used_bytes)
 
     async def _run(self, script: str, *args: Word) -> list[bytes]:
         return await self._connection.run(script, CHORES, *args)

@@ -80,7 +80,7 @@ class UploadRecord(Report):
 
     def shape(self, now_s: int, file: FileRecord | None = None) -> JsonObject:
         """Return the upload as OpenAI's API shows one."""
-        ended = self.end or ("expired" if now_s >= self.expires_s else None)
+        end = self.end or ("expired" if now_s >= self.expires_s else None)
         return {
             "id": self.id,
             "object": "upload",
@@ -89,7 +89,7 @@ class UploadRecord(Report):
             "expires_at": self.expires_s,
             "filename": self.asked.filename,
             "purpose": self.asked.purpose,
-            "status": ended or "pending",
+            "status": end or "pending",
             "file": file.shape() if file else None,
         }
 
@@ -102,7 +102,7 @@ class Uploads:
         self._max_file_bytes = max_file_bytes
 
     async def create(
-        self, tenant: str, asked: UploadRequest, most_bytes: int, letters: str
+        self, tenant: str, request: UploadRequest, most_bytes: int, letters: str
     ) -> UploadRecord:
         """Begin an upload, for whose whole file there is room from now on.
 
@@ -110,13 +110,13 @@ class Uploads:
 
         Raises InvalidJob, RateLimited, StorageQuotaExceeded.
         """
-        if asked.bytes > self._max_file_bytes:
+        if request.bytes > self._max_file_bytes:
             raise InvalidJob(f"bytes: a file has at most {self._max_file_bytes}", "bytes")
         _ = self._files.folder  # raises where there is none
         record = UploadRecord(
             id=f"upload_{letters[:26]}",
             tenant=tenant,
-            asked=asked,
+            asked=request,
             created_s=await self._files.now_s(),
         )
         reply = await self._connection.run(
@@ -125,7 +125,7 @@ class Uploads:
             record.id,
             tenant,
             record.model_dump_json(),
-            asked.bytes,
+            request.bytes,
             OPEN_S,
             OPEN_S + KNOWN_S,
             MOST_OPEN,
@@ -171,12 +171,12 @@ class Uploads:
 
     async def check_open(self, record: UploadRecord) -> None:
         """Raise InvalidJob where an upload takes no more parts."""
-        shown = record.shape(await self._files.now_s())["status"]
-        if shown != "pending":
-            raise InvalidJob(f"upload_id: the upload is {shown}", "upload_id")
+        status = record.shape(await self._files.now_s())["status"]
+        if status != "pending":
+            raise InvalidJob(f"upload_id: the upload is {status}", "upload_id")
 
     async def complete(
-        self, record: UploadRecord, asked: CompleteRequest, most_bytes: int
+        self, record: UploadRecord, request: CompleteRequest, most_bytes: int
     ) -> FileRecord:
         """Make a file of parts, and end the upload. It may be repeated.
 
@@ -184,15 +184,15 @@ class Uploads:
         """
         if record.end != "completed":
             await self.check_open(record)
-        _check(record, asked)
+        _check(record, request)
         part = self._files.new_part()
-        copies = [part.with_suffix(f".{number}") for number in range(len(asked.part_ids))]
+        copies = [part.with_suffix(f".{number}") for number in range(len(request.part_ids))]
         try:
             paths = [
                 await self._files.storage.local(_part_name(record, part_id), copy)
-                for part_id, copy in zip(asked.part_ids, copies, strict=True)
+                for part_id, copy in zip(request.part_ids, copies, strict=True)
             ]
-            await asyncio.to_thread(_join, paths, part, asked.md5)
+            await asyncio.to_thread(_join, paths, part, request.md5)
             await self._end(record, "completed")
             file = await self._file(record)
             await self._files.add(part, file, most_bytes, record.id)
@@ -203,20 +203,22 @@ class Uploads:
                 await self._connection.call("HDEL", f"{CHORES}upload:{record.id}", "end")
             raise
         finally:
-            for made in (part, *copies):
-                made.unlink(missing_ok=True)
+            for path in (part, *copies):
+                path.unlink(missing_ok=True)
         await self._discard(record)
         return file
 
     async def _file(self, record: UploadRecord) -> FileRecord:
-        given, now_s = record.asked, await self._files.now_s()
-        kept_s = self._files.kept_s(given.expires_after.seconds if given.expires_after else None)
+        request, now_s = record.asked, await self._files.now_s()
+        kept_s = self._files.kept_s(
+            request.expires_after.seconds if request.expires_after else None
+        )
         return FileRecord(
             id=_file_id(record),
             tenant=record.tenant,
-            filename=given.filename,
-            purpose=given.purpose,
-            bytes=given.bytes,
+            filename=request.filename,
+            purpose=request.purpose,
+            bytes=request.bytes,
             created_s=now_s,
             expires_s=now_s + kept_s,
         )
@@ -231,11 +233,11 @@ class Uploads:
         return record.model_copy(update={"end": "cancelled"})
 
     async def _end(self, record: UploadRecord, end: End) -> None:
-        given = record.id, record.tenant, end
-        (ended,) = await self._connection.run("files/end_upload", CHORES, *given)
-        if ended == b"missing":
+        args = record.id, record.tenant, end
+        (state,) = await self._connection.run("files/end_upload", CHORES, *args)
+        if state == b"missing":
             raise UploadNotFound(record.id)
-        if ended != end.encode():
+        if state != end.encode():
             raise InvalidJob("upload_id: the upload has ended otherwise", "upload_id")
 
     async def _discard(self, record: UploadRecord) -> None:
@@ -251,11 +253,11 @@ def _file_id(record: UploadRecord) -> str:
     return f"file-{short_digest(record.id)}"
 
 
-def _check(record: UploadRecord, asked: CompleteRequest) -> None:
-    for part_id in asked.part_ids:
+def _check(record: UploadRecord, request: CompleteRequest) -> None:
+    for part_id in request.part_ids:
         if part_id not in record.parts:
             raise InvalidJob(f"part_ids: {part_id[:60]!r} is no part of this upload", "part_ids")
-    total = sum(record.parts[part_id] for part_id in asked.part_ids)
+    total = sum(record.parts[part_id] for part_id in request.part_ids)
     if total != record.asked.bytes:
         sentence = f"the parts have {counted(total, 'byte')}, the file {record.asked.bytes}"
         raise InvalidJob(f"part_ids: {sentence}", "part_ids")
@@ -271,6 +273,6 @@ def _join(paths: Sequence[Path], whole: Path, md5: str | None) -> None:
         os.fsync(sink.fileno())
         sink.seek(0)
         if md5 is not None:
-            found = hashlib.file_digest(sink, "md5").hexdigest()
-            if found != md5.lower():
-                raise InvalidJob(f"md5: the file's is {found}", "md5")
+            digest = hashlib.file_digest(sink, "md5").hexdigest()
+            if digest != md5.lower():
+                raise InvalidJob(f"md5: the file's is {digest}", "md5")
