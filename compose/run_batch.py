@@ -116,7 +116,7 @@ async def _run(settings: RunBatchSettings | RunModelSettings) -> int:
             await asyncio.gather(display, return_exceptions=True)
     progress = batch.progress
     console.print(_sentence(progress, settings.output_file), soft_wrap=True)
-    return 1 if progress.failed else 0
+    return 1 if progress.num_failed else 0
 
 
 @asynccontextmanager
@@ -149,7 +149,7 @@ async def _show(progress: BatchProgress, console: Console) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             done = progress.before + progress.done
-            status = f"{progress.failed} failed, {rate.now(progress)}"
+            status = f"{progress.num_failed} failed, {rate.now(progress)}"
             bar.update(task, total=progress.total or None, completed=done, told=status)
 
 
@@ -167,7 +167,7 @@ class _Rate:
 
 def _counts(progress: BatchProgress) -> str:
     done = progress.before + progress.done
-    return f"{done:,} of {progress.total:,} lines, {progress.failed:,} failed"
+    return f"{done:,} of {progress.total:,} lines, {progress.num_failed:,} failed"
 
 
 def _sentence(progress: BatchProgress, path: Path) -> str:

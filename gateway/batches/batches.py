@@ -25,7 +25,7 @@ WINDOW = re.compile(r"([1-9][0-9]{0,4})([smhd])")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MOST_WINDOW_S = 30 * 86_400
 MOST_OPEN = 100  # how many batches of a tenant may run at once
-LISTED = 10_000  # how many batches a tenant's list holds
+MOST_LISTED = 10_000  # how many batches a tenant's list holds
 KEPT_S = 30 * 86_400  # how long a batch is kept after its end
 CANCEL = "cancel"  # the item that wakes a batch to be cancelled
 
@@ -33,7 +33,7 @@ Status = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelled"
 ]
 log = logging.getLogger(__name__)
-ENDED = ("completed", "failed", "expired", "cancelled")
+END_STATUSES = ("completed", "failed", "expired", "cancelled")
 
 
 class BatchAsked(Report):
@@ -111,16 +111,18 @@ class BatchRecord(Report):
 
     def shape(self) -> JsonObject:
         """Return the batch as OpenAI's API shows one."""
-        asked, ended_s = self.asked, _seconds(self.ended_ms)
-        is_cancelling = self.cancelling_ms is not None and self.status not in ENDED
+        request, ended_s = self.asked, _seconds(self.ended_ms)
+        is_cancelling = self.cancelling_ms is not None and self.status not in END_STATUSES
         errors: JsonValue = {"object": "list", "data": list[JsonValue](self.errors)}
-        at: JsonObject = {f"{name}_at": ended_s if self.status == name else None for name in ENDED}
+        at: JsonObject = {
+            f"{name}_at": ended_s if self.status == name else None for name in END_STATUSES
+        }
         return at | {
             "id": self.id,
             "object": "batch",
-            "endpoint": asked.endpoint,
-            "input_file_id": asked.input_file_id,
-            "completion_window": asked.completion_window,
+            "endpoint": request.endpoint,
+            "input_file_id": request.input_file_id,
+            "completion_window": request.completion_window,
             "status": "cancelling" if is_cancelling else self.status,
             "errors": errors if self.errors else None,
             "output_file_id": self.output_file_id,
@@ -130,7 +132,7 @@ class BatchRecord(Report):
             "finalizing_at": _seconds(self.finalizing_ms),
             "cancelling_at": _seconds(self.cancelling_ms),
             "expires_at": _seconds(self.expires_ms),
-            "metadata": dict[str, JsonValue](asked.metadata) or None,
+            "metadata": dict[str, JsonValue](request.metadata) or None,
             "request_counts": {
                 "total": self.total,
                 "completed": self.completed,
@@ -164,7 +166,12 @@ class Batches:
         self.due = Due(redis, "batches")
 
     async def create(
-        self, tenant: str, asked: BatchAsked, account: Account | None, most_bytes: int, letters: str
+        self,
+        tenant: str,
+        request: BatchAsked,
+        account: Account | None,
+        most_bytes: int,
+        letters: str,
     ) -> BatchRecord:
         """Make a batch. Its lines count for the account.
 
@@ -179,10 +186,10 @@ class Batches:
             CHORES,
             batch_id,
             tenant,
-            asked.dump(),
-            asked.window_s * 1000,
+            request.dump(),
+            request.window_s * 1000,
             MOST_OPEN,
-            LISTED,
+            MOST_LISTED,
             KEPT_S,
             account.dump() if account else "",
             most_bytes,
@@ -209,8 +216,8 @@ class Batches:
             return None
         in_json = [name for name in ("asked", "errors", "account") if name in fields]
         try:
-            parsed = {name: json.loads(fields[name]) for name in in_json}
-            return BatchRecord.model_validate(fields | parsed)
+            values = {name: json.loads(fields[name]) for name in in_json}
+            return BatchRecord.model_validate(fields | values)
         except ValueError:
             log.warning("the record of batch %s could not be read", batch_id)
             return None
@@ -242,16 +249,16 @@ class Batches:
         batch_id: str,
         turn: int,
         fields: Mapping[str, str | int | bool | None],
-        opened: Mapping[int, str] | None = None,
-        closed: Sequence[str] = (),
+        new_lines: Mapping[int, str] | None = None,
+        done_items: Sequence[str] = (),
     ) -> None:
         """Write what a turn changed, all of it or nothing. Raises TurnLost.
 
-        fields   new values of the record; None becomes the time by Redis's clock
-        opened   lines that are now in the queue, as `open_lines` returns them
-        closed   lines, or other items, that are done
+        fields      new values of the record; None becomes the time by Redis's clock
+        new_lines   lines that are now in the queue, as `open_lines` returns them
+        done_items  lines, or other items, that are done
         """
-        ends = fields.get("status") in ENDED
+        ends = fields.get("status") in END_STATUSES
         texts = {
             name: True if value is None else str(int(value) if isinstance(value, bool) else value)
             for name, value in fields.items()
@@ -263,8 +270,8 @@ class Batches:
             turn,
             KEPT_S if ends else 0,
             json.dumps(texts),
-            json.dumps({str(line): place for line, place in (opened or {}).items()}),
-            json.dumps(list(closed)),
+            json.dumps({str(line): place for line, place in (new_lines or {}).items()}),
+            json.dumps(list(done_items)),
         )
         if reply[0] != b"ok":
             raise TurnLost(batch_id)

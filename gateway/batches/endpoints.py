@@ -20,7 +20,7 @@ from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import ErrorBody
 
 # A line is answered in the batch's file, and knows no other.
-_STORED: Mapping[str, tuple[JsonValue, ...]] = {
+_STORE_FIELDS: Mapping[str, tuple[JsonValue, ...]] = {
     "store": (False,),
     "background": (False,),
     "previous_response_id": ("",),
@@ -29,7 +29,7 @@ _STORED: Mapping[str, tuple[JsonValue, ...]] = {
 
 def _response_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Read a line that asks for a response. Raises InvalidJob."""
-    refuse_unless(_STORED, body, {})
+    refuse_unless(_STORE_FIELDS, body, {})
     refuse_references(body)
     return responses_form(caller, {**body, "store": False}, job_id)
 

@@ -116,10 +116,10 @@ def line_errors(
     custom_id, method and url are checked: a wrong body fails that line's own job. With no endpoint
     each line may have another.
     """
-    seen, count, wrong = set[bytes](), 0, list[dict[str, JsonValue]]()
+    digests, count, wrong = set[bytes](), 0, list[dict[str, JsonValue]]()
     for count, (_, raw) in enumerate(lines_from(path, 0), 1):
         code = "too_many_lines" if count > most else "invalid_line"
-        sentence = _line_error(raw, endpoint, seen)
+        sentence = _line_error(raw, endpoint, digests)
         if count > most:
             sentence = f"the file has more than {most} lines"
         if sentence:
@@ -141,29 +141,29 @@ def form_of(job_id: str, caller: Caller, line: BatchLine) -> AnswerContext | Poo
     return replace(form, job=form.job.model_copy(update=OF_BATCHES))
 
 
-def answered(
+def answer_line(
     job_id: str, line: BatchLine, form: AnswerContext | PoolingContext, result: Result
 ) -> bytes:
     body = ENDPOINTS[line.url].shape(form, result)
-    return _written(job_id, line, {"status_code": 200, "request_id": job_id, "body": body}, None)
+    return _line(job_id, line, {"status_code": 200, "request_id": job_id, "body": body}, None)
 
 
-def refused(job_id: str, line: BatchLine, body: ErrorBody) -> bytes:
+def refused_line(job_id: str, line: BatchLine, body: ErrorBody) -> bytes:
     """Return the output line of a request that failed, with the answer that HTTP would give."""
     response: JsonObject = {
         "status_code": body.status,
         "request_id": job_id,
         "body": error_in(line.url, body),
     }
-    return _written(job_id, line, response, None)
+    return _line(job_id, line, response, None)
 
 
-def abandoned(job_id: str, line: BatchLine, code: str, sentence: str) -> bytes:
+def abandoned_line(job_id: str, line: BatchLine, code: str, sentence: str) -> bytes:
     """Return the output line of a request that was not done when its batch ended."""
-    return _written(job_id, line, None, {"code": code, "message": sentence})
+    return _line(job_id, line, None, {"code": code, "message": sentence})
 
 
-def _written(
+def _line(
     job_id: str, line: BatchLine, response: JsonObject | None, failure: JsonObject | None
 ) -> bytes:
     shape = {
@@ -175,7 +175,7 @@ def _written(
     return to_json_in_pieces(shape) + b"\n"
 
 
-def _line_error(raw: bytes, endpoint: str | None, seen: set[bytes]) -> str | None:
+def _line_error(raw: bytes, endpoint: str | None, digests: set[bytes]) -> str | None:
     if len(raw) > MAX_LINE_BYTES:
         return f"longer than {MAX_LINE_BYTES} bytes"
     if excess := too_much(raw):
@@ -194,7 +194,7 @@ def _line_error(raw: bytes, endpoint: str | None, seen: set[bytes]) -> str | Non
     if endpoint is not None and line.url != endpoint:
         return f"url: must be {endpoint}, as the batch's endpoint"
     digest = digest_of(line.custom_id)
-    if digest in seen:
+    if digest in digests:
         return f"custom_id: {line.custom_id[:64]!r} is given twice"
-    seen.add(digest)
+    digests.add(digest)
     return None

@@ -24,13 +24,13 @@ from penstock.gateway.batches.lines import (
     ANSWER_HEAD,
     BatchLine,
     LinePosition,
-    answered,
+    answer_line,
     digest_of,
     form_of,
     line_at,
     line_errors,
     lines_from,
-    refused,
+    refused_line,
 )
 from penstock.gateway.batches.order import in_groups
 from penstock.gateway.queue_client import QueueClient
@@ -60,14 +60,14 @@ class BatchProgress:
     total: int = 0
     before: int = 0  # answered by earlier runs
     done: int = 0
-    failed: int = 0
+    num_failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
 
     def count(self, usage: Usage, is_good: bool) -> None:
         self.done += 1
-        self.failed += not is_good
+        self.num_failed += not is_good
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
         self.completion_tokens += usage.completion_tokens
@@ -97,7 +97,7 @@ class OfflineBatch:
     at_once: int
     model: str = ""
     progress: BatchProgress = field(default_factory=BatchProgress)
-    _answered: set[bytes] = field(default_factory=set)  # digests of custom ids
+    _digests: set[bytes] = field(default_factory=set)  # digests of the custom ids that have answers
     _open: set[str] = field(default_factory=set)  # jobs that may be in the queue
 
     async def run(self, retries_failed: bool = False) -> None:
@@ -111,13 +111,13 @@ class OfflineBatch:
             lines: asyncio.Queue[LinePosition | None] = asyncio.Queue(self.at_once)
             try:
                 async with asyncio.TaskGroup() as group:
-                    syncing = group.create_task(_sync(sink))
-                    working = [
+                    sync_task = group.create_task(_sync(sink))
+                    workers = [
                         group.create_task(self._work(lines, sink)) for _ in range(self.at_once)
                     ]
                     await self._read(lines)
-                    await asyncio.wait(working)
-                    syncing.cancel()
+                    await asyncio.wait(workers)
+                    sync_task.cancel()
             except ExceptionGroup as failures:  # the first has ended the others
                 raise failures.exceptions[0] from None
             finally:
@@ -135,16 +135,16 @@ class OfflineBatch:
     def _resume(self, sink: BinaryIO) -> None:
         """Learn which lines have answers, and cut off an answer that was not written whole."""
         end = 0
-        for raw, name, _ in _written(self.sink):
-            self._answered.add(digest_of(name))
+        for raw, name, _ in _whole_answers(self.sink):
+            self._digests.add(digest_of(name))
             end += len(raw)
         sink.truncate(end)
         sink.seek(end)
-        self.progress.before = len(self._answered)
+        self.progress.before = len(self._digests)
 
     async def _read(self, lines: "asyncio.Queue[LinePosition | None]") -> None:
         """Hand out the lines that have no answer, those that begin alike one after another."""
-        ahead = _ahead(self.source, self._answered)
+        ahead = _ahead(self.source, self._digests)
         while places := await asyncio.to_thread(next, ahead, None):
             for place in places:
                 await lines.put(place)
@@ -164,15 +164,15 @@ class OfflineBatch:
         )
         while True:
             try:
-                return await self._asked(line, place)
+                return await self._ask(line, place)
             except Unavailable as error:
                 await asyncio.sleep(max(RETRY_S, (error.retry_after_ms or 0) / 1000))
             except (JobGone, JobNotFound):  # its result was kept no longer
                 await asyncio.sleep(RETRY_S)
             except PenstockError as error:
-                return _LineAnswer(refused(self._identity(line), line, error.body()))
+                return _LineAnswer(refused_line(self._identity(line), line, error.body()))
 
-    async def _asked(self, line: BatchLine, place: LinePosition) -> _LineAnswer:
+    async def _ask(self, line: BatchLine, place: LinePosition) -> _LineAnswer:
         """Ask for a line's answer, and wait for it. Raises PenstockError."""
         client = self.client
         if line.body.get("model") in (None, ""):
@@ -188,17 +188,19 @@ class OfflineBatch:
         assert result is not None
         if result.state == "cancelled" and answer.outcome is Outcome.DUPLICATE:
             await self._forget(job_id)  # a run that was stopped left it so
-            return await self._asked(line, place)
+            return await self._ask(line, place)
         if result.error is not None:
-            return _LineAnswer(refused(job_id, line, result.error), job_id, result.usage)
+            return _LineAnswer(refused_line(job_id, line, result.error), job_id, result.usage)
         num_scored = sum(len(choice.prompt_logprobs or ()) for choice in result.choices)
         size = form.job.answer_bytes(result.usage.completion_tokens, num_scored) // 8
-        text = await client.off_loop.run(caller.tenant, size, answered, job_id, line, form, result)
+        text = await client.off_loop.run(
+            caller.tenant, size, answer_line, job_id, line, form, result
+        )
         return _LineAnswer(text, job_id, result.usage, is_good=True)
 
     def _identity(self, line: BatchLine) -> str:
-        told = json.dumps([str(self.sink.resolve()), line.model_dump()], sort_keys=True)
-        return f"run-batch {hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"
+        identity = json.dumps([str(self.sink.resolve()), line.model_dump()], sort_keys=True)
+        return f"run-batch {hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
 
     async def _forget(self, job_id: str) -> None:
         self._open.discard(job_id)
@@ -226,7 +228,7 @@ def _owned(path: Path, retries_failed: bool) -> Iterator[BinaryIO]:
         part = path.with_name(f"{path.name}.part")
         with _locked(part) as good:
             good.truncate(0)
-            good.writelines(raw for raw, _, is_good in _written(path) if is_good)
+            good.writelines(raw for raw, _, is_good in _whole_answers(path) if is_good)
             os.fsync(good.fileno())
             part.replace(path)
             yield good
@@ -248,7 +250,7 @@ async def _sync(sink: BinaryIO) -> None:
         await asyncio.to_thread(os.fsync, sink.fileno())
 
 
-def _written(path: Path) -> Iterator[tuple[bytes, str, bool]]:
+def _whole_answers(path: Path) -> Iterator[tuple[bytes, str, bool]]:
     """Yield the lines that were written whole: each, its custom id, and whether it is an answer.
 
     Raises WrongLines for a file that no run wrote: it must not be cut off or added to.
@@ -258,8 +260,8 @@ def _written(path: Path) -> Iterator[tuple[bytes, str, bool]]:
             if not raw.endswith(b"\n") and raw[: len(ANSWER_HEAD)] == ANSWER_HEAD[: len(raw)]:
                 return
             try:
-                told = from_json(raw)
-                name, response = str(told["custom_id"]), told["response"]
+                answer = from_json(raw)
+                name, response = str(answer["custom_id"]), answer["response"]
                 is_good = response is not None and response["status_code"] < 400
             except (ValueError, KeyError, TypeError):
                 sentence = f"line {number} is no answer to a line of a batch; name another file"
@@ -272,6 +274,6 @@ def _ahead(source: Path, but: set[bytes]) -> Iterator[list[LinePosition]]:
     lines = lines_from(source, 0)
     while window := list(islice(lines, AHEAD)):
         read = [(place, BatchLine.model_validate_json(raw)) for place, raw in window]
-        left = [(place, line) for place, line in read if digest_of(line.custom_id) not in but]
-        if left:
-            yield [left[at][0] for at in in_groups(line.body for _, line in left)]
+        rest = [(place, line) for place, line in read if digest_of(line.custom_id) not in but]
+        if rest:
+            yield [rest[at][0] for at in in_groups(line.body for _, line in rest)]

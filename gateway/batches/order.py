@@ -47,7 +47,7 @@ def in_groups(bodies: Iterable[JsonObject]) -> list[int]:
     """
     firsts = dict[bytes, int]()
     keys = [
-        (*(firsts.setdefault(each, number) for each in _beginnings(body)), number)
+        (*(firsts.setdefault(digest, number) for digest in _beginnings(body)), number)
         for number, body in enumerate(bodies)
     ]
     return sorted(range(len(keys)), key=keys.__getitem__)
@@ -101,6 +101,6 @@ def _beginnings(body: JsonObject) -> Iterator[bytes]:
 def _pieces(body: JsonObject) -> Iterator[bytes]:
     for name in _READ:
         field = body.get(name)
-        are_ids = isinstance(field, list) and any(isinstance(each, int) for each in field[:1])
+        are_ids = isinstance(field, list) and any(isinstance(item, int) for item in field[:1])
         for piece in field if isinstance(field, list) and not are_ids else [field]:
             yield to_json(piece) if piece is not None else b""

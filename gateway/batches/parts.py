@@ -16,7 +16,7 @@ from typing import BinaryIO
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.event import Usage
 
-NOTHING = Usage()
+NO_USAGE = Usage()
 
 
 class PartsLost(PenstockError):
@@ -33,7 +33,7 @@ class Written:
     text: bytes
     is_good: bool = False  # it goes to the output, else to the errors
     is_abandoned: bool = False  # the batch ended before it
-    usage: Usage = NOTHING
+    usage: Usage = NO_USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Parts:
     output: BinaryIO
     errors: BinaryIO
 
-    def append(self, written: Sequence[Written]) -> dict[str, int]:
+    def append(self, answers: Sequence[Written]) -> dict[str, int]:
         """Append answers, sync both files to disk, and return their new lengths in bytes."""
-        for each in written:
-            (self.output if each.is_good else self.errors).write(each.text)
+        for answer in answers:
+            (self.output if answer.is_good else self.errors).write(answer.text)
         for part in (self.output, self.errors):
             part.flush()
             os.fsync(part.fileno())
@@ -63,7 +63,7 @@ def writing(folder: Path, batch_id: str, lengths: tuple[int, int]) -> Iterator[P
     Yields None if another process has them. Raises PartsLost if one is shorter than its length.
     """
     with ExitStack() as stack:
-        opened = []
+        files = []
         for kind, length in zip(("output", "errors"), lengths, strict=True):
             path = part_path(folder, batch_id, kind)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -77,8 +77,8 @@ def writing(folder: Path, batch_id: str, lengths: tuple[int, int]) -> Iterator[P
                 raise PartsLost(f"the batch's {kind} was lost on disk")
             part.truncate(length)
             part.seek(length)
-            opened.append(part)
-        yield Parts(*opened)
+            files.append(part)
+        yield Parts(*files)
 
 
 @contextmanager

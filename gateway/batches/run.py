@@ -20,16 +20,16 @@ class BatchRun(BatchTools):
     async def advance(self, batch_id: str, turn: int) -> None:
         """Take a turn of a batch: do what there is to do, for at most about `TURN_S`."""
         with suppress(TurnLost):
-            async with self.batches.due.holding(batch_id, turn, LEASE_MS) as held:
-                batch = await self.batches.find(batch_id) if held else None
-                if held is None or batch is None:
+            async with self.batches.due.holding(batch_id, turn, LEASE_MS) as lease:
+                batch = await self.batches.find(batch_id) if lease else None
+                if lease is None or batch is None:
                     return
-                this = BatchTurn(self, held, batch, turn + 1)
+                batch_turn = BatchTurn(self, lease, batch, turn + 1)
                 try:
-                    await this.run()
+                    await batch_turn.run()
                 except (FileNotFoundError, PartsLost) as error:
-                    await this.fail([file_error(error)])
+                    await batch_turn.fail([file_error(error)])
                 except OSError as error:
                     log.warning("batch %s waits: the folder fails: %s", batch_id, error.strerror)
-                    held.again_ms = RETRY_MS
-                await this.tell()
+                    lease.again_ms = RETRY_MS
+                await batch_turn.tell()

@@ -18,17 +18,17 @@ from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.auth.keyring import KeyStore
-from penstock.gateway.batches.batches import ENDED, Batches, BatchRecord
+from penstock.gateway.batches.batches import END_STATUSES, Batches, BatchRecord
 from penstock.gateway.batches.lines import (
     BatchLine,
     Open,
-    abandoned,
-    answered,
+    abandoned_line,
+    answer_line,
     form_of,
     line_at,
     line_errors,
     line_heads,
-    refused,
+    refused_line,
 )
 from penstock.gateway.batches.order import PlacedLine, read_order, write_order
 from penstock.gateway.batches.parts import Parts, Written, closing, part_path, writing
@@ -73,7 +73,7 @@ class BatchTurn:
     """One turn of one batch, in the process that holds it."""
 
     home: BatchTools
-    held: Held
+    lease: Held
     batch: BatchRecord
     turn: int
 
@@ -87,11 +87,11 @@ class BatchTurn:
             lengths = (self.batch.output_bytes, self.batch.errors_bytes)
             with writing(self.home.files.folder, self.batch.id, lengths) as parts:
                 if parts is None:  # a process that was frozen still has them
-                    self.held.again_ms = 1000
+                    self.lease.again_ms = 1000
                     return
                 while self.batch.status == "in_progress" and await self._step(parts):
                     if time.monotonic() > until:
-                        self.held.again_ms = 0
+                        self.lease.again_ms = 0
                         return
         if self.batch.status == "finalizing":
             await self._finalize()
@@ -111,14 +111,14 @@ class BatchTurn:
         It is repeated if this process dies before it has put the batch back.
         """
         batch = self.batch
-        if batch.status not in ENDED or batch.ended_ms is None:
+        if batch.status not in END_STATUSES or batch.ended_ms is None:
             return
         for kind in ("output", "errors", "order", "input"):
             part_path(self.home.files.folder, batch.id, kind).unlink(missing_ok=True)
-        kind, told = f"batch.{batch.status}", {"status": batch.status}
-        occurrence = Occurrence(batch.tenant, kind, batch.id, batch.ended_ms, told)
+        kind, fields = f"batch.{batch.status}", {"status": batch.status}
+        occurrence = Occurrence(batch.tenant, kind, batch.id, batch.ended_ms, fields)
         await self.home.webhooks.tell(occurrence, batch.asked.webhook or "")
-        self.held.again_ms = -1
+        self.lease.again_ms = -1
 
     async def _validate(self) -> None:
         try:
@@ -131,8 +131,8 @@ class BatchTurn:
         if wrong:
             await self.fail(wrong)
         else:
-            begun = {"status": "in_progress", "in_progress_ms": None}
-            await self._keep({**begun, "total": total, "is_grouped": 1})
+            start = {"status": "in_progress", "in_progress_ms": None}
+            await self._keep({**start, "total": total, "is_grouped": 1})
 
     async def _step(self, parts: Parts) -> bool:
         """Collect answers, or else submit lines.
@@ -141,22 +141,26 @@ class BatchTurn:
         """
         batch, stop = self.batch, await self._stop()
         texts = await self.home.batches.open_lines(batch.id)
-        opened = {number: Open.read(number, text) for number, text in texts.items()}
+        open_lines = {number: Open.read(number, text) for number, text in texts.items()}
         items = await self.home.batches.due.items(batch.id, AT_ONCE)
         if items:
-            ended = [opened[int(item)] for item in items if item.isdigit() and int(item) in opened]
-            written = [await self._collected(line, stop) for line in ended]
-            await self._write(parts, written, {}, also_closed=items)
+            lines = [
+                open_lines[int(item)]
+                for item in items
+                if item.isdigit() and int(item) in open_lines
+            ]
+            answers = [await self._collect(line, stop) for line in lines]
+            await self._write(parts, answers, {}, other_items=items)
             return True
         if stop is None and not batch.is_sure:
-            return await self._submit(parts, list(opened.values()))
-        room = min(self.home.window - len(opened), AT_ONCE)
+            return await self._submit(parts, list(open_lines.values()))
+        room = min(self.home.window - len(open_lines), AT_ONCE)
         if stop is None and room > 0 and batch.next_line < batch.total:
             return await self._open(parts, room)
-        if opened:
+        if open_lines:
             left_ms = max(0, batch.expires_ms - await self.home.batches.now_ms())
-            self.held.again_ms = min(IDLE_MS, left_ms) if stop is None else IDLE_MS
-            return stop is not None and await self._cancel(parts, list(opened.values()), stop)
+            self.lease.again_ms = min(IDLE_MS, left_ms) if stop is None else IDLE_MS
+            return stop is not None and await self._cancel(parts, list(open_lines.values()), stop)
         if stop == "batch_expired" and batch.next_line < batch.total:
             await self._give_up(parts, stop)
             return True
@@ -173,9 +177,9 @@ class BatchTurn:
     async def _open(self, parts: Parts, room: int) -> bool:
         """Note the next lines as open, then submit them. Returns False if the queue is full."""
         batch = self.batch
-        opened, written = list[Open](), list[Written]()
-        found = await self._next_lines(room)
-        for (number, place), line in found:
+        open_lines, answers = list[Open](), list[Written]()
+        lines = await self._next_lines(room)
+        for (number, place), line in lines:
             try:
                 model = line.body.get("model")
                 if model in (None, ""):
@@ -184,28 +188,28 @@ class BatchTurn:
                 job_id = await self.home.client.name_job(
                     model, f"{batch.id} {number}", batch.tenant
                 )
-                opened.append(Open(number, job_id, place))
+                open_lines.append(Open(number, job_id, place))
             except PenstockError as error:
                 if error.retryable:
                     raise
                 identity = short_digest(f"{batch.id} {number}")
-                written.append(Written(str(number), refused(identity, line, error.body())))
-        fields = {"next_line": batch.next_line + len(found), "is_sure": 0}
-        await self._write(parts, written, fields, {line.number: str(line) for line in opened})
+                answers.append(Written(str(number), refused_line(identity, line, error.body())))
+        fields = {"next_line": batch.next_line + len(lines), "is_sure": 0}
+        await self._write(parts, answers, fields, {line.number: str(line) for line in open_lines})
         reach("batch.opened")
-        return await self._submit(parts, opened)
+        return await self._submit(parts, open_lines)
 
     async def _submit(self, parts: Parts, lines: Sequence[Open]) -> bool:
         """Submit lines. Those that the queue has already make no second job.
 
         Returns False if the queue takes no more for now.
         """
-        answers = await asyncio.gather(*(self._submitted(line) for line in lines))
-        written = [answer for answer in answers if isinstance(answer, Written)]
-        full = [answer for answer in answers if isinstance(answer, Unavailable)]
-        await self._write(parts, written, {} if full else {"is_sure": 1})
+        replies = await asyncio.gather(*(self._submit_line(line) for line in lines))
+        answers = [answer for answer in replies if isinstance(answer, Written)]
+        full = [answer for answer in replies if isinstance(answer, Unavailable)]
+        await self._write(parts, answers, {} if full else {"is_sure": 1})
         if full:
-            self.held.again_ms = max(1000, *(error.retry_after_ms or 0 for error in full))
+            self.lease.again_ms = max(1000, *(error.retry_after_ms or 0 for error in full))
         reach("batch.submitted")
         return not full
 
@@ -216,29 +220,29 @@ class BatchTurn:
             self.batch.tenant, size, line_at, path, line.place
         )
 
-    async def _form(self, line: Open, asked: BatchLine) -> AnswerContext | PoolingContext:
+    async def _form(self, line: Open, request: BatchLine) -> AnswerContext | PoolingContext:
         """Return the job that a line asks for. Raises InvalidJob."""
         caller = Caller(self.batch.tenant)
-        asked = asked.with_model(await self.home.client.model_of(line.job_id))
+        request = request.with_model(await self.home.client.model_of(line.job_id))
         size = line.place.length
         return await self.home.client.off_loop.run(
-            caller.tenant, size, form_of, line.job_id, caller, asked
+            caller.tenant, size, form_of, line.job_id, caller, request
         )
 
-    async def _submitted(self, line: Open) -> Written | Unavailable | None:
-        asked = await self._line(line)
+    async def _submit_line(self, line: Open) -> Written | Unavailable | None:
+        request = await self._line(line)
         try:
-            job = (await self._form(line, asked)).job
+            job = (await self._form(line, request)).job
             note = Note(batch=self.batch.id, line=line.number)
-            await self.home.client.submit(self._limited(job), self.batch.account, note.dump())
+            await self.home.client.submit(self._with_limit(job), self.batch.account, note.dump())
         except Unavailable as error:
             return error
         except PenstockError as error:
-            return Written(str(line.number), refused(line.job_id, asked, error.body()))
+            return Written(str(line.number), refused_line(line.job_id, request, error.body()))
         reach("batch.line")
         return None
 
-    def _limited(self, job: Job) -> Job:
+    def _with_limit(self, job: Job) -> Job:
         """Return the job with a batch's time limit.
 
         It is the whole window and not what is left of it: the job must be the same at
@@ -247,37 +251,37 @@ class BatchTurn:
         timeout_ms = min(job.timeout_ms or 2**53, self.batch.asked.window_s * 1000)
         return job.model_copy(update={"timeout_ms": timeout_ms})
 
-    async def _collected(self, line: Open, stop: str | None) -> Written:
+    async def _collect(self, line: Open, stop: str | None) -> Written:
         """Return the answer of a line whose job has ended."""
-        asked = await self._line(line)
+        request = await self._line(line)
         item, tenant = str(line.number), self.batch.tenant
         try:
             result = await self.home.client.result(line.job_id, wait=False, tenant=tenant)
-            form = await self._form(line, asked)
+            form = await self._form(line, request)
         except PenstockError as error:
             if error.retryable:
                 raise
-            return Written(item, refused(line.job_id, asked, error.body()))
+            return Written(item, refused_line(line.job_id, request, error.body()))
         assert result is not None  # the note says that it ended
         if result.state == "succeeded":
             num_scored = sum(len(choice.prompt_logprobs or ()) for choice in result.choices)
             num_tokens = result.usage.completion_tokens
             num_bytes = form.job.answer_bytes(num_tokens, num_scored) // 8
             text = await self.home.client.off_loop.run(
-                tenant, num_bytes, answered, line.job_id, asked, form, result
+                tenant, num_bytes, answer_line, line.job_id, request, form, result
             )
             return Written(item, text, is_good=True, usage=result.usage)
-        return self._failed(line, asked, result, stop)
+        return self._failed(line, request, result, stop)
 
-    def _failed(self, line: Open, asked: BatchLine, result: Result, stop: str | None) -> Written:
+    def _failed(self, line: Open, request: BatchLine, result: Result, stop: str | None) -> Written:
         if stop is not None and result.state in ("cancelled", "expired"):
-            return self._abandoned(line, asked, stop)
+            return self._abandoned(line, request, stop)
         assert result.error is not None
-        text = refused(line.job_id, asked, result.error)
+        text = refused_line(line.job_id, request, result.error)
         return Written(str(line.number), text, usage=result.usage)
 
-    def _abandoned(self, line: Open, asked: BatchLine, stop: str) -> Written:
-        text = abandoned(line.job_id, asked, stop, REASONS[stop])
+    def _abandoned(self, line: Open, request: BatchLine, stop: str) -> Written:
+        text = abandoned_line(line.job_id, request, stop, REASONS[stop])
         return Written(str(line.number), text, is_abandoned=True)
 
     async def _cancel(self, parts: Parts, lines: Sequence[Open], stop: str) -> bool:
@@ -285,23 +289,23 @@ class BatchTurn:
 
         The others are written when their jobs have ended. Returns whether any line was written.
         """
-        written = list[Written]()
+        answers = list[Written]()
         for line in lines:
             try:
                 await self.home.client.cancel(line.job_id, self.batch.tenant)
             except (JobNotFound, JobGone):
-                written.append(self._abandoned(line, await self._line(line), stop))
-        await self._write(parts, written, {})
-        return bool(written)
+                answers.append(self._abandoned(line, await self._line(line), stop))
+        await self._write(parts, answers, {})
+        return bool(answers)
 
     async def _give_up(self, parts: Parts, stop: str) -> None:
         """Write the next lines, which were never submitted, as abandoned."""
         batch = self.batch
-        written, found = [], await self._next_lines(16 * AT_ONCE)
-        for (number, place), asked in found:
+        answers, lines = [], await self._next_lines(16 * AT_ONCE)
+        for (number, place), request in lines:
             line = Open(number, short_digest(f"{batch.id} {number}"), place)
-            written.append(self._abandoned(line, asked, stop))
-        await self._write(parts, written, {"next_line": batch.next_line + len(found)})
+            answers.append(self._abandoned(line, request, stop))
+        await self._write(parts, answers, {"next_line": batch.next_line + len(lines)})
 
     async def _next_lines(self, most: int) -> list[tuple[PlacedLine, BatchLine]]:
         """Return the lines whose turn is next, with their models alone of their bodies."""
@@ -310,8 +314,9 @@ class BatchTurn:
         def read() -> list[tuple[PlacedLine, BatchLine]]:
             if not self._order.exists():  # it was lost, and comes out the same again
                 write_order(path, self._order, batch.is_grouped)
-            turns = read_order(self._order, batch.next_line, most)
-            return list(zip(turns, line_heads(path, [each.place for each in turns]), strict=True))
+            entries = read_order(self._order, batch.next_line, most)
+            heads = line_heads(path, [entry.place for entry in entries])
+            return list(zip(entries, heads, strict=True))
 
         return await asyncio.to_thread(read)
 
@@ -322,32 +327,34 @@ class BatchTurn:
     async def _write(
         self,
         parts: Parts,
-        written: Sequence[Written],
+        answers: Sequence[Written],
         fields: Mapping[str, str | int | None],
-        opened: Mapping[int, str] | None = None,
-        also_closed: Sequence[str] = (),
+        new_lines: Mapping[int, str] | None = None,
+        other_items: Sequence[str] = (),
     ) -> None:
         """Write answers to disk, then what follows from them to Redis, then delete their jobs."""
         batch = self.batch
         lengths: dict[str, int] = {}
-        if written:
-            lengths = await asyncio.to_thread(parts.append, written)
+        if answers:
+            lengths = await asyncio.to_thread(parts.append, answers)
             reach("batch.written")
-        num_good = sum(each.is_good for each in written)
-        counted = {
+        num_good = sum(answer.is_good for answer in answers)
+        counts = {
             "completed": batch.completed + num_good,
-            "failed": batch.failed + len(written) - num_good,
-            "abandoned": batch.abandoned + sum(each.is_abandoned for each in written),
-            "prompt_tokens": batch.prompt_tokens + sum(w.usage.prompt_tokens for w in written),
-            "cached_tokens": batch.cached_tokens + sum(w.usage.cached_tokens for w in written),
+            "failed": batch.failed + len(answers) - num_good,
+            "abandoned": batch.abandoned + sum(answer.is_abandoned for answer in answers),
+            "prompt_tokens": batch.prompt_tokens
+            + sum(answer.usage.prompt_tokens for answer in answers),
+            "cached_tokens": batch.cached_tokens
+            + sum(answer.usage.cached_tokens for answer in answers),
             "completion_tokens": batch.completion_tokens
-            + sum(w.usage.completion_tokens for w in written),
+            + sum(answer.usage.completion_tokens for answer in answers),
         }
-        closed = {*also_closed, *(each.item for each in written)}
-        forgotten = await self._jobs_of(closed)
-        await self._keep({**fields, **lengths, **counted}, opened, list(closed))
+        done_items = {*other_items, *(answer.item for answer in answers)}
+        job_ids = await self._jobs_of(done_items)
+        await self._keep({**fields, **lengths, **counts}, new_lines, list(done_items))
         reach("batch.kept")
-        for job_id in forgotten:
+        for job_id in job_ids:
             with suppress(JobNotFound, JobGone):
                 await self.home.client.delete(job_id, batch.tenant)
 
@@ -361,7 +368,7 @@ class BatchTurn:
         fields: dict[str, str | int | None] = {"ended_ms": None}
         with closing(folder, batch.id) as is_ours:
             if not is_ours:
-                self.held.again_ms = 1000
+                self.lease.again_ms = 1000
                 return
             for kind, field, length in (
                 ("output", "output_file_id", batch.output_bytes),
@@ -378,7 +385,7 @@ class BatchTurn:
 
     async def _record(self, kind: str, length: int) -> FileRecord:
         batch, now_s = self.batch, await self.home.files.now_s()
-        asked = batch.asked.output_expires_after
+        expiry = batch.asked.output_expires_after
         return FileRecord(
             id=f"file-{short_digest(f'{batch.id} {kind}')}",
             tenant=batch.tenant,
@@ -386,7 +393,7 @@ class BatchTurn:
             purpose="batch_output",
             bytes=length,
             created_s=now_s,
-            expires_s=now_s + self.home.files.kept_s(asked.seconds if asked else None),
+            expires_s=now_s + self.home.files.kept_s(expiry.seconds if expiry else None),
         )
 
     async def _input(self) -> Path:
@@ -401,10 +408,10 @@ class BatchTurn:
     async def _keep(
         self,
         fields: Mapping[str, str | int | None],
-        opened: Mapping[int, str] | None = None,
-        closed: Sequence[str] = (),
+        new_lines: Mapping[int, str] | None = None,
+        done_items: Sequence[str] = (),
     ) -> None:
-        await self.home.batches.keep(self.batch.id, self.turn, fields, opened, closed)
+        await self.home.batches.keep(self.batch.id, self.turn, fields, new_lines, done_items)
         batch = await self.home.batches.find(self.batch.id)
         assert batch is not None
         self.batch = batch
@@ -412,10 +419,10 @@ class BatchTurn:
 
 def file_error(error: Exception) -> dict[str, JsonValue]:
     """Return what a batch tells of a file that could not be read or written."""
-    ours = isinstance(error, PenstockError)
+    is_ours = isinstance(error, PenstockError)
     return {
         "code": error.code if isinstance(error, PenstockError) else "file_not_found",
-        "message": str(error) if ours else "the input file was deleted",
+        "message": str(error) if is_ours else "the input file was deleted",
         "line": None,
         "param": None,
     }

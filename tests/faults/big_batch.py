@@ -20,7 +20,7 @@ import redis
 
 from faults.invariants import check_leftovers
 from penstock.compose.server import Server
-from penstock.gateway.batches.batches import ENDED, BatchAsked, Batches, BatchRecord
+from penstock.gateway.batches.batches import END_STATUSES, BatchAsked, Batches, BatchRecord
 from penstock.gateway.batches.turn import AT_ONCE
 from penstock.gateway.files.files import FileRecord, Files, FilesSettings
 from penstock.gateway.files.storage_accounts import NO_QUOTA
@@ -136,7 +136,7 @@ async def _ended(batches: Batches, batch_id: str) -> BatchRecord:
     while True:
         batch = await batches.find(batch_id)
         assert batch is not None
-        if batch.status in ENDED and not await batches.due.units():
+        if batch.status in END_STATUSES and not await batches.due.units():
             return batch
         await asyncio.sleep(LOOK_S)
 
