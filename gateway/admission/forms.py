@@ -11,7 +11,7 @@ from penstock.gateway.auth.access import Caller
 from penstock.gateway.follow.lanes import only
 from penstock.gateway.follow.large_texts import LARGE_BYTES
 from penstock.gateway.openai.endpoints import Form
-from penstock.gateway.openai.forms import STORED
+from penstock.gateway.openai.forms import CHAT_KEY
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.texts import TextContext
 from penstock.gateway.tasks.outbox import Note
@@ -40,7 +40,7 @@ async def read_form(
 ) -> ReadForm:
     """Read a request as a form, and tell which of its fields are ignored."""
     form = await read_asked(gateway, body, partial(read_fields, ask.caller))
-    gateway.tell_ignored(ask, form.ignored)
+    gateway.tell_ignored(ask, form.ignored_names)
     card = (await gateway.client.models()).get(form.job.model)
     if card is None:
         return form
@@ -64,7 +64,7 @@ async def submit(gateway: Gateway, ask: Ask, form: Form) -> tuple[Form, Answerin
     )
     if not isinstance(form, AnswerContext):
         return form, answering
-    if STORED in form.job.repeated:
+    if CHAT_KEY in form.job.repeated:
         await gateway.stored_chats.add(form.job, settings.responses_kept_s)
     form = replace(
         form,

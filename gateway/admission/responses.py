@@ -10,7 +10,7 @@ from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
 from penstock.gateway.responses.conversation import Conversation, ConversationLocked
 from penstock.gateway.responses.conversations import messages_of
 from penstock.gateway.responses.references import ReferredItems, references_of
-from penstock.gateway.responses.requests import asked_items, conversation_id_of, responses_form
+from penstock.gateway.responses.requests import conversation_id_of, request_items, responses_form
 from penstock.gateway.responses.stored import conversation, form_of, job_id_of
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.delivery import JobStatus
@@ -83,7 +83,7 @@ async def read_response(
         if before is not None:
             return fields, name, responses_form(ask.caller, fields, before=before)
         if name:
-            return fields, name, asked_items(fields)
+            return fields, name, request_items(fields)
         if fields.get("previous_response_id"):
             return fields, "", []
         return fields, "", responses_form(ask.caller, fields)
@@ -95,7 +95,7 @@ async def read_response(
             form, noted_in = await _in_conversation(gateway, ask, fields, form, name)
         else:
             form = await _going_on(gateway, ask, fields)
-    gateway.tell_ignored(ask, form.ignored)
+    gateway.tell_ignored(ask, form.ignored_names)
     return form, noted_in
 
 

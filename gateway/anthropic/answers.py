@@ -33,7 +33,7 @@ _ERRORS = {
 
 def message_answer(form: AnswerContext, result: Result) -> JsonObject:
     choice = result.choices[0]
-    answer = form.reading.read(choice.text, choice.markup)
+    answer = form.parser.read(choice.text, choice.markup)
     content: list[JsonValue] = []
     if answer.reasoning and form.shows_reasoning:
         content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
@@ -65,10 +65,10 @@ def error_answer(body: ErrorBody) -> JsonObject:
 class MessageEvents(ResumableStream):
     """Renders a message as the events of its blocks: thinking, text and the use of tools."""
 
-    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
-        super().__init__(form.job.job_id, seen)
+    def __init__(self, form: AnswerContext, position: ReaderPosition = NOTHING) -> None:
+        super().__init__(form.job.job_id, position)
         self._form = form
-        self._reader = form.reading.reader(None)
+        self._reader = form.parser.reader(None)
         self._is_begun = False
         self._kind = ""  # the open block's kind
         self._num_blocks = 0
@@ -80,26 +80,26 @@ class MessageEvents(ResumableStream):
         chunks = []
         if not self._is_begun:
             self._is_begun = True
-            self._reader = self._form.reading.reader(event.markup)
+            self._reader = self._form.parser.reader(event.markup)
             chunks.append(self._start(event.prompt_tokens or 0))
         chunks += self._blocks(self._reader.feed(event.text))
         if event.finish_reason:
             chunks += self._blocks(self._reader.finish())
-            chunks += self._closed()
+            chunks += self._close_block()
             self._stop = _stop(event.finish_reason, event.stop_reason, self._num_calls > 0)
             self._schema_error = event.schema_error
         return chunks
 
     def ending(self, event: Done) -> bytes:
         chunks = [] if self._is_begun else [self._start(event.usage.prompt_tokens)]
-        chunks += self._closed()
+        chunks += self._close_block()
         if self._stop[0] is None:
             self._stop = _stop(event.finish_reason, None, self._num_calls > 0)
         reason, sequence = self._stop
         delta: JsonObject = {"stop_reason": reason, "stop_sequence": sequence}
         delta |= schema_error(self._schema_error)
-        told = metrics(self._form, event.timing, event.usage)
-        chunks.append(_event("message_delta", delta=delta, usage=_usage(event.usage), **told))
+        fields = metrics(self._form, event.timing, event.usage)
+        chunks.append(_event("message_delta", delta=delta, usage=_usage(event.usage), **fields))
         return b"".join([*chunks, _event("message_stop")])
 
     def render_error(self, error: Failed) -> bytes:
@@ -111,40 +111,42 @@ class MessageEvents(ResumableStream):
         message = {**_head(self._form), "content": [], **open_end, "usage": usage}
         return _event("message_start", message=message)
 
-    def _blocks(self, found: Found) -> Iterator[bytes]:
-        if found.reasoning and self._form.shows_reasoning:
-            yield from self._opened("thinking", {"thinking": "", "signature": ""})
-            yield self._delta("thinking_delta", thinking=found.reasoning)
-        if found.content:
-            yield from self._opened("text", {"text": ""})
-            yield self._delta("text_delta", text=found.content)
-        for piece in found.calls:
+    def _blocks(self, answer: Found) -> Iterator[bytes]:
+        if answer.reasoning and self._form.shows_reasoning:
+            yield from self._open_block("thinking", {"thinking": "", "signature": ""})
+            yield self._delta("thinking_delta", thinking=answer.reasoning)
+        if answer.content:
+            yield from self._open_block("text", {"text": ""})
+            yield self._delta("text_delta", text=answer.content)
+        for piece in answer.calls:
             if piece.name is not None:
                 self._num_calls += 1
-                yield from self._closed()
-                yield from self._opened("tool_use", {**_tool_use(self._form, piece), "input": {}})
+                yield from self._close_block()
+                yield from self._open_block(
+                    "tool_use", {**_tool_use(self._form, piece), "input": {}}
+                )
             if piece.arguments:
                 yield self._delta("input_json_delta", partial_json=piece.arguments)
 
-    def _opened(self, kind: str, block: JsonObject) -> Iterator[bytes]:
+    def _open_block(self, kind: str, block: JsonObject) -> Iterator[bytes]:
         """Open a block of a kind, unless the last one is of that kind and still open."""
         if kind == self._kind:
             return
-        yield from self._closed()
+        yield from self._close_block()
         self._kind = kind
         yield self._of_block("content_block_start", content_block={"type": kind, **block})
 
-    def _closed(self) -> Iterator[bytes]:
+    def _close_block(self) -> Iterator[bytes]:
         if self._kind:
             yield self._of_block("content_block_stop")
             self._kind = ""
             self._num_blocks += 1
 
-    def _delta(self, kind: str, **told: JsonValue) -> bytes:
-        return self._of_block("content_block_delta", delta={"type": kind, **told})
+    def _delta(self, kind: str, **fields: JsonValue) -> bytes:
+        return self._of_block("content_block_delta", delta={"type": kind, **fields})
 
-    def _of_block(self, kind: str, **told: JsonValue) -> bytes:
-        return _event(kind, index=self._num_blocks, **told)
+    def _of_block(self, kind: str, **fields: JsonValue) -> bytes:
+        return _event(kind, index=self._num_blocks, **fields)
 
 
 def _head(form: AnswerContext) -> JsonObject:
@@ -176,10 +178,10 @@ def _tool_use(form: AnswerContext, piece: CallPiece) -> JsonObject:
 def _input(arguments: str) -> JsonValue:
     """Return the input of a tool; of arguments that were cut off, what there is."""
     try:
-        given: JsonValue = from_json(arguments or "{}", allow_partial="trailing-strings")
+        value: JsonValue = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
         return {UNPARSED: arguments}
-    return given
+    return value
 
 
 def _usage(usage: Usage) -> JsonObject:
@@ -192,5 +194,5 @@ def _usage(usage: Usage) -> JsonObject:
     }
 
 
-def _event(kind: str, **told: object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json({"type": kind, **told}))
+def _event(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json({"type": kind, **fields}))

@@ -48,8 +48,8 @@ def function_of(tool: ClientTool) -> JsonObject:
         return _function(tool.name, _BASH, properties)
     commands = ["view", "create", "str_replace", "insert"]
     if family == "memory":
-        moved: JsonObject = {"insert_text": _TEXT, "old_path": _TEXT, "new_path": _TEXT}
-        return _commands(tool.name, _MEMORY, [*commands, "delete", "rename"], _FILES | moved)
+        more: JsonObject = {"insert_text": _TEXT, "old_path": _TEXT, "new_path": _TEXT}
+        return _commands(tool.name, _MEMORY, [*commands, "delete", "rename"], _FILES | more)
     if version < _FIRST_WITHOUT_UNDO:
         return _commands(tool.name, _EDITOR + _UNDO, [*commands, "undo_edit"], _FILES, ["path"])
     own = _FILES | {"insert_text": _TEXT}
@@ -58,17 +58,21 @@ def function_of(tool: ClientTool) -> JsonObject:
 
 def _commands(
     name: str,
-    told: str,
+    description: str,
     commands: Sequence[JsonValue],
     properties: JsonObject,
-    required: Sequence[JsonValue] = (),
+    required_names: Sequence[JsonValue] = (),
 ) -> JsonObject:
-    named: JsonObject = {"command": {"type": "string", "enum": [*commands]}}
-    return _function(name, told, named | properties, ["command", *required])
+    command: JsonObject = {"command": {"type": "string", "enum": [*commands]}}
+    return _function(name, description, command | properties, ["command", *required_names])
 
 
 def _function(
-    name: str, told: str, properties: JsonObject, required: Sequence[JsonValue] = ()
+    name: str, description: str, properties: JsonObject, required_names: Sequence[JsonValue] = ()
 ) -> JsonObject:
-    parameters: JsonObject = {"type": "object", "properties": properties, "required": [*required]}
-    return {"name": name, "description": told, "parameters": parameters}
+    parameters: JsonObject = {
+        "type": "object",
+        "properties": properties,
+        "required": [*required_names],
+    }
+    return {"name": name, "description": description, "parameters": parameters}

@@ -34,103 +34,105 @@ from penstock.schemas.errors import InvalidJob
 Form = TypeVar("Form")
 
 # What asks for work of Anthropic's own servers, or for what a message has no place for.
-_THEIRS: dict[str, tuple[JsonValue, ...]] = {
+_NEUTRAL: dict[str, tuple[JsonValue, ...]] = {
     "mcp_servers": ([],),
     "container": ("",),
     "fallbacks": ([],),
     "top_logprobs": (0,),
     "logprob_token_ids": (),
 }
-_OF_THEM = {"inference_geo", "speed", "cache_control"}  # says nothing of the answer
+_WITHOUT_EFFECT = {"inference_geo", "speed", "cache_control"}  # says nothing of the answer
 # Claude Code tells its accounting in a part of the system prompt that is another in each request:
 # no prefix of its prompts would ever be found again.
-_ACCOUNTING = "x-anthropic-billing-header"
+_BILLING_HEADER = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def messages_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Read a request for a message. Raises InvalidJob."""
-    asked = validate(MessagesRequest, body)
-    more: JsonObject = {"stream": asked.stream, "max_tokens": asked.max_tokens}
-    if asked.stop_sequences:
-        more["stop"] = list[JsonValue](asked.stop_sequences)
-    if asked.metadata.user_id is not None:
-        more["metadata"] = {"user_id": asked.metadata.user_id}
-    chat = _chat(asked, body, more)
+    request = validate(MessagesRequest, body)
+    more: JsonObject = {"stream": request.stream, "max_tokens": request.max_tokens}
+    if request.stop_sequences:
+        more["stop"] = list[JsonValue](request.stop_sequences)
+    if request.metadata.user_id is not None:
+        more["metadata"] = {"user_id": request.metadata.user_id}
+    chat = _chat(request, body, more)
     form = _read(lambda: chat_form(caller, chat, job_id))
     assert form.job.chat is not None
-    thinks = {"thinking_budget": asked.thinking.budget_tokens}
+    thinks = {"thinking_budget": request.thinking.budget_tokens}
     job = form.job.model_copy(update={"chat": form.job.chat.model_copy(update=thinks)})
     return replace(
         form,
         job=with_form_of(job, "output_config.format"),
-        shows_reasoning=form.shows_reasoning and asked.thinking.type != "disabled",
-        ignored=_ignored(asked, body),
+        shows_reasoning=form.shows_reasoning and request.thinking.type != "disabled",
+        ignored_names=_ignored(request, body),
     )
 
 
 def count_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
     """Read a request for the number of a prompt's tokens. Raises InvalidJob."""
-    asked = validate(CountTokensRequest, body)
-    form = _read(lambda: tokenize_form(caller, _chat(asked, body, {}), job_id))
-    return replace(form, ignored=_ignored(asked, body))
+    request = validate(CountTokensRequest, body)
+    form = _read(lambda: tokenize_form(caller, _chat(request, body, {}), job_id))
+    return replace(form, ignored_names=_ignored(request, body))
 
 
-def _chat(asked: CountTokensRequest, body: JsonObject, more: JsonObject) -> JsonObject:
+def _chat(request: CountTokensRequest, body: JsonObject, more: JsonObject) -> JsonObject:
     """Return the body of a chat that asks for the same."""
     own: JsonObject = {
         **more,
-        "messages": list[JsonValue](_forgotten([*_messages(asked)], asked)),
-        "chat_template_kwargs": {"enable_thinking": asked.thinking.type != "disabled"},
+        "messages": list[JsonValue](_without_old_thoughts([*_messages(request)], request)),
+        "chat_template_kwargs": {"enable_thinking": request.thinking.type != "disabled"},
     }
-    tools = [tool for tool in asked.tools if not isinstance(tool, ForeignTool)]
-    choice = asked.tool_choice or AnthropicChoice(type="auto")
-    if tools or (asked.tools and choice.type in ("any", "tool")):
+    tools = [tool for tool in request.tools if not isinstance(tool, ForeignTool)]
+    choice = request.tool_choice or AnthropicChoice(type="auto")
+    if tools or (request.tools and choice.type in ("any", "tool")):
         own["tools"] = [_tool(tool) for tool in tools]
         own |= _choice(choice)
-    if asked.messages[-1].role == "assistant":  # its message is to go on
+    if request.messages[-1].role == "assistant":  # its message is to go on
         own |= {"add_generation_prompt": False, "continue_final_message": True}
-    if asked.output_config.effort is not None:
-        own["reasoning_effort"] = asked.output_config.effort
-    form = asked.output_config.format or asked.output_format
+    if request.output_config.effort is not None:
+        own["reasoning_effort"] = request.output_config.effort
+    form = request.output_config.format or request.output_format
     if form is not None:
-        named: JsonObject = {"name": "output", "schema": form.schema_, "strict": True}
-        own["response_format"] = {"type": "json_schema", "json_schema": named}
-    return as_chat(asked, body, own, _THEIRS)
+        json_schema: JsonObject = {"name": "output", "schema": form.schema_, "strict": True}
+        own["response_format"] = {"type": "json_schema", "json_schema": json_schema}
+    return as_chat(request, body, own, _NEUTRAL)
 
 
-def _messages(asked: CountTokensRequest) -> Iterator[JsonObject]:
-    system = asked.system
+def _messages(request: CountTokensRequest) -> Iterator[JsonObject]:
+    system = request.system
     if isinstance(system, list):
-        parts = [each for each in system if not each.text.startswith(_ACCOUNTING)]
+        parts = [part for part in system if not part.text.startswith(_BILLING_HEADER)]
         if parts:
             yield {"role": "system", "content": _texts(parts)}
     elif system:
         yield {"role": "system", "content": system}
-    for message in asked.messages:
+    for message in request.messages:
         if isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
         elif message.role == "assistant":
-            yield _said(message)
+            yield _assistant_turn(message)
         else:
-            yield from _told(message)
-    last = asked.messages[-1]
-    if last.role == "assistant" and any(isinstance(each, ToolUseBlock) for each in last.content):
+            yield from _user_turns(message)
+    last = request.messages[-1]
+    if last.role == "assistant" and any(isinstance(block, ToolUseBlock) for block in last.content):
         raise InvalidJob("messages: the last one uses a tool; give its result", "messages")
 
 
-def _forgotten(messages: list[JsonObject], asked: CountTokensRequest) -> list[JsonObject]:
+def _without_old_thoughts(
+    messages: list[JsonObject], request: CountTokensRequest
+) -> list[JsonObject]:
     """Return the messages without the thinking that is not to be kept."""
-    num_kept = asked.context_management.num_kept
+    num_kept = request.context_management.num_kept
     if num_kept is None:
         return messages
-    thoughtful = [at for at, each in enumerate(messages) if "reasoning_content" in each]
+    thoughtful = [at for at, message in enumerate(messages) if "reasoning_content" in message]
     for at in thoughtful[: max(0, len(thoughtful) - num_kept)]:
         messages[at] = {k: v for k, v in messages[at].items() if k != "reasoning_content"}
     return messages
 
 
-def _said(message: AnthropicMessage) -> JsonObject:
+def _assistant_turn(message: AnthropicMessage) -> JsonObject:
     """Return what the model said: its text, its calls, and what it thought."""
     texts, calls, thoughts = list[TextBlock](), list[JsonValue](), list[str]()
     for block in message.content:
@@ -145,23 +147,23 @@ def _said(message: AnthropicMessage) -> JsonObject:
         elif isinstance(block, ToolResultBlock | DocumentBlock):
             sentence = f"a {block.type} stands in a message of the user"
             raise InvalidJob(f"messages: {sentence}", "messages")
-    said: JsonObject = {"role": message.role, "content": _texts(texts) if texts else ""}
+    turn: JsonObject = {"role": message.role, "content": _texts(texts) if texts else ""}
     if calls:
-        said["tool_calls"] = calls
+        turn["tool_calls"] = calls
     if thoughts:
-        said["reasoning_content"] = "\n".join(thoughts)
-    return said
+        turn["reasoning_content"] = "\n".join(thoughts)
+    return turn
 
 
-def _told(message: AnthropicMessage) -> Iterator[JsonObject]:
+def _user_turns(message: AnthropicMessage) -> Iterator[JsonObject]:
     """Yield what the model was told: results of tools, each as a message, and then the text."""
     texts = list[TextLike]()
     for block in message.content:
         if isinstance(block, TextLike):
             texts.append(block)
         elif isinstance(block, ToolResultBlock):
-            told = block.content
-            text = told if isinstance(told, str) else "\n".join(each.text for each in told)
+            result = block.content
+            text = result if isinstance(result, str) else "\n".join(part.text for part in result)
             content = f"Error: {text}" if block.is_error else text
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
         else:
@@ -188,13 +190,13 @@ def _tool(tool: AnthropicTool | ClientTool) -> JsonValue:
 
 def _choice(choice: AnthropicChoice) -> JsonObject:
     """Return which tools may be called, as chats say it. Raises InvalidJob."""
-    chosen: JsonValue = _CHOICES.get(choice.type)
+    tool_choice: JsonValue = _CHOICES.get(choice.type)
     if choice.type == "tool":
         if choice.name is None:
             raise InvalidJob("tool_choice.name: give the tool's name", "tool_choice")
-        chosen = {"type": "function", "function": {"name": choice.name}}
+        tool_choice = {"type": "function", "function": {"name": choice.name}}
     single: JsonObject = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
-    return {"tool_choice": chosen, **single}
+    return {"tool_choice": tool_choice, **single}
 
 
 def _read(form: Callable[[], Form]) -> Form:
@@ -204,10 +206,10 @@ def _read(form: Callable[[], Form]) -> Form:
     except InvalidJob as error:
         if error.param is None or not error.param.startswith("stop"):
             raise
-        renamed = error.message.replace("stop", "stop_sequences", 1)
-        raise InvalidJob(renamed, error.param.replace("stop", "stop_sequences", 1)) from None
+        message = error.message.replace("stop", "stop_sequences", 1)
+        raise InvalidJob(message, error.param.replace("stop", "stop_sequences", 1)) from None
 
 
-def _ignored(asked: CountTokensRequest, body: JsonObject) -> list[str]:
-    found = ignored_beside(asked, body, _THEIRS.keys() | _OF_THEM, "messages")
-    return [each for each in found if not each.endswith(".cache_control")]
+def _ignored(request: CountTokensRequest, body: JsonObject) -> list[str]:
+    names = ignored_beside(request, body, _NEUTRAL.keys() | _WITHOUT_EFFECT, "messages")
+    return [name for name in names if not name.endswith(".cache_control")]

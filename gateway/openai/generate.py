@@ -33,7 +33,7 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
 # Fields of vLLM's SamplingParams that say how its own parts talk.
 _OF_VLLM = {"detokenize", "output_kind", "skip_clone", "skip_reading_prefix_cache"}
 _FROM_BODY = ("model", "stream", "stream_options", "cache_salt", "priority", "priority_class")
-_KNOWN = {*GenerateRequest.model_fields, *_FROM_BODY, *NEUTRAL, "request_id"}
+_FIELDS = {*GenerateRequest.model_fields, *_FROM_BODY, *NEUTRAL, "request_id"}
 # Those that are obeyed, or refused by name; an echo would be of text.
 _SAMPLING = (IN_PARAMS | {"max_tokens"}) - _OF_VLLM - {"echo"}
 
@@ -41,29 +41,29 @@ _SAMPLING = (IN_PARAMS | {"max_tokens"}) - _OF_VLLM - {"echo"}
 def generate_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Read a request for tokens. Raises InvalidJob."""
     refuse_unless(NEUTRAL, body, {})
-    asked = validate(GenerateRequest, body)
-    given: JsonObject = {
-        name: each for name, each in asked.sampling_params.items() if each is not None
+    request = validate(GenerateRequest, body)
+    sampling: JsonObject = {
+        name: value for name, value in request.sampling_params.items() if value is not None
     }
-    if hides_completion(given):
+    if hides_completion(sampling):
         sentence = "give at least 1; /v1/completions scores a prompt alone"
         raise InvalidJob(f"max_tokens: {sentence}", "max_tokens")
-    others = [
-        *(name for name in body if name not in _KNOWN),
-        *(f"sampling_params.{name}" for name in given.keys() - _SAMPLING - _OF_VLLM),
+    unknown_names = [
+        *(name for name in body if name not in _FIELDS),
+        *(f"sampling_params.{name}" for name in sampling.keys() - _SAMPLING - _OF_VLLM),
     ]
-    if asked.output_mode == "text" and given.get("detokenize") is False:
+    if request.output_mode == "text" and sampling.get("detokenize") is False:
         sentence = "contradicts output_mode text; leave one of them out"
         raise InvalidJob(f"detokenize: {sentence}", "sampling_params.detokenize")
     text_body: JsonObject = {
         "max_tokens": None,  # as many as the context allows
-        **{name: each for name, each in given.items() if name in _SAMPLING},
+        **{name: value for name, value in sampling.items() if name in _SAMPLING},
         **{name: body[name] for name in _FROM_BODY if name in body},
-        "prompt": list[JsonValue](asked.token_ids),
-        "return_token_ids": asked.return_token_ids,
+        "prompt": list[JsonValue](request.token_ids),
+        "return_token_ids": request.return_token_ids,
     }
     form = text_form(caller, text_body, job_id)
-    return replace(form, shows_text=asked.output_mode == "text", ignored=others)
+    return replace(form, shows_text=request.output_mode == "text", ignored_names=unknown_names)
 
 
 def generate_answer(form: AnswerContext, result: Result) -> JsonObject:
@@ -94,14 +94,14 @@ class TokenChunks(StreamRenderer):
         return self._piece(event, end)
 
     def _piece(self, event: Delta, end: str) -> str:
-        shown: JsonObject = {
+        shape: JsonObject = {
             "index": event.index,
             "token_ids": list[JsonValue](event.token_ids),
             "logprobs": _logprobs(event.logprobs),
         }
         if self.form.shows_text:
-            shown["text"] = event.text
-        return f"{to_json(shown, ensure_ascii=True).decode()[:-1]},{end}}}"
+            shape["text"] = event.text
+        return f"{to_json(shape, ensure_ascii=True).decode()[:-1]},{end}}}"
 
 
 def _head(form: AnswerContext) -> JsonObject:
@@ -114,7 +114,7 @@ def _head(form: AnswerContext) -> JsonObject:
 
 
 def _choice(form: AnswerContext, choice: Choice) -> JsonObject:
-    shown: JsonObject = {
+    shape: JsonObject = {
         "index": choice.index,
         "token_ids": list[JsonValue](choice.token_ids),
         "logprobs": _logprobs(choice.logprobs),
@@ -122,7 +122,7 @@ def _choice(form: AnswerContext, choice: Choice) -> JsonObject:
         **schema_error(choice.schema_error),
         "stop_reason": choice.stop_reason,
     }
-    return shown | ({"text": choice.text} if form.shows_text else {})
+    return shape | ({"text": choice.text} if form.shows_text else {})
 
 
 def _logprobs(tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:

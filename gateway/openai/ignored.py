@@ -16,16 +16,16 @@ _EVERYWHERE = IN_PARAMS | {*OPTIONS, "not_before"} | _OF_THE_CALLER
 _OPEN = {"messages"}  # what is in them is the chat template's
 
 
-def ignored(asked: Asked, body: JsonObject) -> Sequence[str]:
+def ignored(request: Asked, body: JsonObject) -> Sequence[str]:
     """Return the fields of a body that ask for something and are ignored.
 
     Those inside an object or a list are named by their way: `tools.0.function.x`. A tool that is
     left out is named by its kind: `tools.0.web_search`.
     """
-    known = _known(type(asked))
-    names = [name for name, value in body.items() if name not in known and value is not None]
+    known_names = _known(type(request))
+    names = [name for name, value in body.items() if name not in known_names and value is not None]
     inside = {name: value for name, value in body.items() if name not in _OPEN}
-    names += unknown_inside(asked, inside, "")
+    names += unknown_inside(request, inside, "")
     structures = body.get("structured_outputs")
     if isinstance(structures, dict):
         names += [
@@ -39,10 +39,10 @@ def ignored(asked: Asked, body: JsonObject) -> Sequence[str]:
 def ignored_params(body: JsonObject) -> list[str]:
     """Return the same of the object `params` that a job may have."""
     params = body.get("params")
-    given = params if isinstance(params, dict) else {}
+    fields = params if isinstance(params, dict) else {}
     return [
         f"params.{name}"
-        for name, value in given.items()
+        for name, value in fields.items()
         if name not in IN_PARAMS and value is not None
     ]
 
@@ -53,40 +53,40 @@ _STRUCTURES = STRUCTURES | {
 }  # fmt: skip
 
 
-def unknown_inside(made: BaseModel, given: JsonObject, way: str) -> Iterator[str]:
-    """Yield the unknown fields of the objects that are fields of the object `given`."""
-    for name, field in type(made).model_fields.items():
-        shown = field.alias or name
-        yield from _unknown(getattr(made, name), given.get(shown), way + shown)
+def unknown_inside(model: BaseModel, raw: JsonObject, way: str) -> Iterator[str]:
+    """Yield the unknown fields of the objects that are fields of the object `raw`."""
+    for name, field in type(model).model_fields.items():
+        key = field.alias or name
+        yield from _unknown(getattr(model, name), raw.get(key), way + key)
 
 
-def _unknown(made: object, given: JsonValue, way: str) -> Iterator[str]:
+def _unknown(field: object, raw: JsonValue, way: str) -> Iterator[str]:
     """Yield the unknown fields of what a field was made of."""
-    if isinstance(made, list) and isinstance(given, list):
-        if not made or not isinstance(made[0], BaseModel):
+    if isinstance(field, list) and isinstance(raw, list):
+        if not field or not isinstance(field[0], BaseModel):
             return  # it may be a prompt of a million tokens
-        for place, (each, of_each) in enumerate(zip(made, given, strict=True)):
-            yield from _unknown(each, of_each, f"{way}.{place}")
-    elif isinstance(made, ForeignTool):
-        yield f"{way}.{made.type}"
-    elif isinstance(made, BaseModel) and isinstance(given, dict):
-        if isinstance(made, CustomGrammar) and not made.is_held:
+        for place, (item, raw_item) in enumerate(zip(field, raw, strict=True)):
+            yield from _unknown(item, raw_item, f"{way}.{place}")
+    elif isinstance(field, ForeignTool):
+        yield f"{way}.{field.type}"
+    elif isinstance(field, BaseModel) and isinstance(raw, dict):
+        if isinstance(field, CustomGrammar) and not field.is_held:
             yield f"{way}.definition"
-        if made.model_config.get("extra") != "allow":
-            known = _names(type(made))
+        if field.model_config.get("extra") != "allow":
+            known_names = _names(type(field))
             yield from (
                 f"{way}.{name}"
-                for name, value in given.items()
-                if name not in known and value is not None
+                for name, value in raw.items()
+                if name not in known_names and value is not None
             )
-        yield from unknown_inside(made, given, f"{way}.")
+        yield from unknown_inside(field, raw, f"{way}.")
 
 
 @cache
-def _known(asked: type[Asked]) -> frozenset[str]:
-    return frozenset(asked.model_fields) | _EVERYWHERE
+def _known(request_type: type[Asked]) -> frozenset[str]:
+    return frozenset(request_type.model_fields) | _EVERYWHERE
 
 
 @cache
-def _names(made: type[BaseModel]) -> frozenset[str]:
-    return frozenset(field.alias or name for name, field in made.model_fields.items())
+def _names(model_type: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model_type.model_fields.items())

@@ -25,7 +25,7 @@ def _pieces(value: object, depth: int) -> Iterator[bytes]:
         slices = (value[at : at + SLICE] for at in range(0, len(value), SLICE))
         yield (
             b"["
-            + b",".join(to_json(each, fallback=fields_of_struct)[1:-1] for each in slices)
+            + b",".join(to_json(items, fallback=fields_of_struct)[1:-1] for items in slices)
             + b"]"
         )
     elif isinstance(value, list) and depth:

@@ -30,9 +30,9 @@ def page_of(
     shapes: Sequence[JsonObject], after: str | None, limit: int, order: Order
 ) -> JsonObject:
     """Return a page of shapes that are all here, the oldest first. Raises InvalidJob, as `cut`."""
-    by_id = {str(each["id"]): each for each in shapes}
+    by_id = {str(shape["id"]): shape for shape in shapes}
     ids, has_more = cut([*by_id] if order == "asc" else [*by_id][::-1], after, limit)
-    return page([by_id[each] for each in ids], has_more)
+    return page([by_id[shape_id] for shape_id in ids], has_more)
 
 
 def page(shapes: Sequence[JsonObject], has_more: bool) -> JsonObject:

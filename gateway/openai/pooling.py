@@ -79,15 +79,15 @@ class PoolingContext:
 def embedding_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingContext:
     """Read a request for embeddings. Raises InvalidJob."""
     refuse_unless({**NEUTRAL, "task": ("embed",)}, body, INSTEAD)
-    asked = validate(EmbeddingRequest, body)
-    return _read(caller, body, job_id, asked, "embed")
+    request = validate(EmbeddingRequest, body)
+    return _read(caller, body, job_id, request, "embed")
 
 
 def pooling_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingContext:
     """Read a request for whatever vectors the model makes. Raises InvalidJob."""
     refuse_unless(NEUTRAL, body, INSTEAD)
-    asked = validate(PoolingRequest, body)
-    return _read(caller, body, job_id, asked, asked.task)
+    request = validate(PoolingRequest, body)
+    return _read(caller, body, job_id, request, request.task)
 
 
 def classify_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingContext:
@@ -99,22 +99,23 @@ def classify_form(caller: Caller, body: JsonObject, job_id: str = "") -> Pooling
 def score_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingContext:
     """Read a request for scores of pairs. Raises InvalidJob."""
     refuse_unless({**NEUTRAL, **OF_EMBEDDINGS, "task": ("score",)}, body, INSTEAD)
-    asked = validate(ScoreRequest, body)
+    request = validate(ScoreRequest, body)
     queries, documents = (
-        [each] if isinstance(each, str) else each for each in (asked.queries, asked.documents)
+        [texts] if isinstance(texts, str) else texts
+        for texts in (request.queries, request.documents)
     )
-    job = _job(caller, body, job_id, asked, "score", documents, queries)
-    return PoolingContext(job, shows_metrics=asked.include_metrics)
+    job = _job(caller, body, job_id, request, "score", documents, queries)
+    return PoolingContext(job, shows_metrics=request.include_metrics)
 
 
 def rerank_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingContext:
     """Read a request for ranks. Raises InvalidJob."""
     refuse_unless({**NEUTRAL, **OF_EMBEDDINGS, "task": ("score",)}, body, INSTEAD)
-    asked = validate(RerankRequest, body)
-    job = _job(caller, body, job_id, asked, "score", asked.texts, [asked.query])
-    documents = None if asked.return_documents is False else asked.texts
+    request = validate(RerankRequest, body)
+    job = _job(caller, body, job_id, request, "score", request.texts, [request.query])
+    documents = None if request.return_documents is False else request.texts
     return PoolingContext(
-        job, documents=documents, top_n=asked.top_n, shows_metrics=asked.include_metrics
+        job, documents=documents, top_n=request.top_n, shows_metrics=request.include_metrics
     )
 
 
@@ -134,34 +135,34 @@ def pooling_answer(form: PoolingContext, result: Result) -> JsonObject:
 
 
 def classify_answer(form: PoolingContext, result: Result) -> JsonObject:
-    def shown(choice: Choice) -> JsonObject:
+    def shape(choice: Choice) -> JsonObject:
         numbers = list[JsonValue](choice.numbers)
         label: JsonObject = {"index": choice.index, "label": choice.text, "probs": numbers}
         return label | {"num_classes": len(numbers)}
 
-    return _list(form, result, "classify", shown)
+    return _list(form, result, "classify", shape)
 
 
 def score_answer(form: PoolingContext, result: Result) -> JsonObject:
-    def shown(choice: Choice) -> JsonObject:
+    def shape(choice: Choice) -> JsonObject:
         return {"index": choice.index, "object": "score", "score": choice.numbers[0]}
 
-    return _list(form, result, "score", shown)
+    return _list(form, result, "score", shape)
 
 
 def rerank_answer(form: PoolingContext, result: Result) -> JsonObject:
     scores = [choice.numbers[0] for choice in result.choices]
     ranks = sorted(range(len(scores)), key=lambda at: -scores[at])[: form.top_n]
-    shown: list[JsonValue] = []
+    results: list[JsonValue] = []
     for at in ranks:
         rank: JsonObject = {"index": at, "relevance_score": scores[at]}
         if form.documents is not None:
             rank["document"] = {"text": form.documents[at]}
-        shown.append(rank)
+        results.append(rank)
     return {
         "id": f"rerank-{form.job.job_id}",
         "model": form.job.model,
-        "results": shown,
+        "results": results,
         "usage": _usage(result),
         "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": _tokens(result)}},
         **metrics(form, result.timing, result.usage),
@@ -172,41 +173,41 @@ def _read(
     caller: Caller,
     body: JsonObject,
     job_id: str,
-    asked: ClassifyRequest,
+    request: ClassifyRequest,
     task: PoolingTask | None,
 ) -> PoolingContext:
-    job = _job(caller, body, job_id, asked, task, prompts_of(asked.input))
-    encoding = asked.encoding_format if isinstance(asked, EmbeddingRequest) else "float"
-    return PoolingContext(job, encoding, shows_metrics=asked.include_metrics)
+    job = _job(caller, body, job_id, request, task, prompts_of(request.input))
+    encoding = request.encoding_format if isinstance(request, EmbeddingRequest) else "float"
+    return PoolingContext(job, encoding, shows_metrics=request.include_metrics)
 
 
 def _job(
     caller: Caller,
     body: JsonObject,
     job_id: str,
-    asked: PoolingAsked,
+    request: PoolingAsked,
     task: PoolingTask | None,
     prompts: Sequence[str | list[int]],
     queries: Sequence[str] = (),
 ) -> Job:
     pooling: dict[str, object] = {"task": task, "queries": queries}
     for name in ("use_activation", "truncate_prompt_tokens", "dimensions", "prompt_name"):
-        if (value := getattr(asked, name, None)) is not None:
+        if (value := getattr(request, name, None)) is not None:
             pooling[name] = value
-    called = {"prompts": "documents" if queries else "input", "pooling": ""}
+    caller_names = {"prompts": "documents" if queries else "input", "pooling": ""}
     question: dict[str, object] = {"prompts": prompts, "pooling": pooling}
-    return made_job(job_id, caller, asked, body, question, called)
+    return made_job(job_id, caller, request, body, question, caller_names)
 
 
 def _list(
-    form: PoolingContext, result: Result, kind: str, shown: Callable[[Choice], JsonObject]
+    form: PoolingContext, result: Result, kind: str, shape: Callable[[Choice], JsonObject]
 ) -> JsonObject:
     return {
         "id": f"{kind}-{form.job.job_id}",
         "object": "list",
         "created": form.created_s,
         "model": form.job.model,
-        "data": [shown(choice) for choice in result.choices],
+        "data": [shape(choice) for choice in result.choices],
         "usage": _usage(result),
         **metrics(form, result.timing, result.usage),
     }

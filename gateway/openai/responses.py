@@ -36,7 +36,7 @@ class AnswerContext:
 
     job: Job
     options: StreamOptions
-    reading: Reading = Reading()  # noqa: RUF009 - frozen
+    parser: Reading = Reading()  # noqa: RUF009 - frozen
     echo: Sequence[str] | None = None  # prompts to show before the answers; none of ids is here
     shows_ids: bool = False  # the token ids of prompts and choices
     shows_text: bool = True  # the text of tokens that were asked for as tokens
@@ -49,7 +49,7 @@ class AnswerContext:
     shows_reasoning: bool = True
     calls_functions: bool = False  # the older form: one `function_call`, without an id
     is_kept: bool = False  # the job is kept with its result, for who asks again
-    ignored: Sequence[str] = ()  # fields of the body that mean nothing here
+    ignored_names: Sequence[str] = ()  # fields of the body that mean nothing here
     # the namespace and the own name of a tool that has one, by its name in the job
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     fingerprint: str = ""  # the model's weights and numerics; "" where it is not known
@@ -125,15 +125,15 @@ def text_answer(form: AnswerContext, result: Result) -> JsonObject:
 
 def _text_choice(form: AnswerContext, choice: Choice) -> JsonObject:
     if form.hides_completion:
-        nothing: JsonObject = {"text": "", "token_ids": [], "logprobs": None}
-        choice = choice.model_copy(update=nothing)
+        blank: JsonObject = {"text": "", "token_ids": [], "logprobs": None}
+        choice = choice.model_copy(update=blank)
     logprobs = TextLogprobs(form)
-    echoed = logprobs.echo(choice.index, choice.prompt_logprobs)
+    echo = logprobs.echo(choice.index, choice.prompt_logprobs)
     reason, stop_reason = form.shown_end(choice.finish_reason, choice.stop_reason)
     return {
         "index": choice.index,
         "text": form.echo_of(choice.index, choice.prompt_logprobs) + choice.text,
-        "logprobs": _one_after_other(echoed, logprobs.next(choice.logprobs)),
+        "logprobs": _one_after_other(echo, logprobs.next(choice.logprobs)),
         "finish_reason": reason,
         "stop_reason": stop_reason,
         **schema_error(choice.schema_error),
@@ -142,30 +142,30 @@ def _text_choice(form: AnswerContext, choice: Choice) -> JsonObject:
     }
 
 
-def schema_error(told: str | None) -> JsonObject:
+def schema_error(reason: str | None) -> JsonObject:
     """Return why an answer is not what its schema says; nothing where it is, or has none."""
-    return {} if told is None else {"schema_error": told}
+    return {} if reason is None else {"schema_error": reason}
 
 
 def prompt_logprobs(form: AnswerContext, choice: Choice) -> JsonObject:
     """Return the log probabilities of the choice's prompt, by token ids, under vLLM's name."""
     if form.num_scores is None:
         return {}
-    shown: list[JsonValue] = [
+    scores: list[JsonValue] = [
         _by_id(token, form.num_scores) if place else None
         for place, token in enumerate(choice.prompt_logprobs or ())
     ]
-    return {"prompt_logprobs": shown}
+    return {"prompt_logprobs": scores}
 
 
 def _by_id(token: TokenLogprob, num_top: int) -> JsonObject:
     """Return a token and its alternatives by their ids; a rank that is not known is null."""
-    ranked = [*enumerate(token.top[:num_top], 1), (None, token)]
-    shown: JsonObject = {}
-    for rank, each in ranked:
-        told: JsonObject = {"logprob": each.logprob, "rank": rank, "decoded_token": each.token}
-        shown.setdefault(str(each.token_id), told)
-    return shown
+    candidates = [*enumerate(token.top[:num_top], 1), (None, token)]
+    by_id: JsonObject = {}
+    for rank, entry in candidates:
+        shape: JsonObject = {"logprob": entry.logprob, "rank": rank, "decoded_token": entry.token}
+        by_id.setdefault(str(entry.token_id), shape)
+    return by_id
 
 
 def _one_after_other(
@@ -222,22 +222,22 @@ def metrics(form: TimedJob, timing: Timing | None, count: Usage) -> JsonObject:
     if not form.shows_metrics or timing is None:
         return {}
     num_tokens, made_ms = count.completion_tokens, timing.decode_ms
-    shown: JsonObject = {
+    shape: JsonObject = {
         "queue_time_ms": timing.queue_ms,
         "time_to_first_token_ms": timing.prefill_ms,
         "generation_time_ms": made_ms,
         "num_attempts": timing.num_attempts,
     }
     if form.job.num_choices == 1 and num_tokens > 1:
-        shown["mean_itl_ms"] = round(made_ms / (num_tokens - 1), 3)
+        shape["mean_itl_ms"] = round(made_ms / (num_tokens - 1), 3)
     if took_ms := timing.prefill_ms + made_ms:
-        shown["tokens_per_second"] = round(num_tokens / took_ms * 1000, 3)
-    return {"metrics": shown}
+        shape["tokens_per_second"] = round(num_tokens / took_ms * 1000, 3)
+    return {"metrics": shape}
 
 
 def error(body: ErrorBody, more: Mapping[str, JsonValue] | None = None) -> JsonObject:
     kind = "invalid_request_error" if body.status < 500 else "server_error"
-    shown: JsonObject = {
+    shape: JsonObject = {
         "message": body.message,
         "type": ERROR_TYPES.get(body.status, kind),
         "param": body.param,
@@ -245,8 +245,8 @@ def error(body: ErrorBody, more: Mapping[str, JsonValue] | None = None) -> JsonO
         **(more or {}),
     }
     if body.reset_at is not None:
-        shown["reset_at"] = body.reset_at
-    return {"error": shown}
+        shape["reset_at"] = body.reset_at
+    return {"error": shape}
 
 
 def service_tier(job: Job) -> str:
@@ -268,7 +268,7 @@ def tool_call(form: AnswerContext, choice: int, piece: CallPiece) -> JsonObject:
     if piece.name is None:
         return {"function": {"arguments": piece.arguments}}
     call_id = f"call_{form.job.job_id[-26:]}_{choice}_{piece.number}"
-    if piece.name in form.reading.whole:
+    if piece.name in form.parser.whole:
         custom: JsonObject = {"name": piece.name, "input": _custom_input(piece.arguments)}
         return {"id": call_id, "type": "custom", "custom": custom}
     return {
@@ -281,10 +281,10 @@ def tool_call(form: AnswerContext, choice: int, piece: CallPiece) -> JsonObject:
 def _custom_input(arguments: str) -> str:
     """Return the text that a custom tool gets; of broken arguments, themselves."""
     try:
-        given = from_json(arguments, allow_partial="trailing-strings")
+        value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
         return arguments
-    text = given.get(CUSTOM_INPUT) if isinstance(given, dict) else None
+    text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
     return text if isinstance(text, str) else arguments
 
 
@@ -292,13 +292,13 @@ def chat_logprobs(form: AnswerContext, tokens: Sequence[TokenLogprob] | None) ->
     if not tokens:
         return None
 
-    def shown(token: TokenLogprob | TopLogprob) -> JsonObject:
+    def shape(token: TokenLogprob | TopLogprob) -> JsonObject:
         name = (_id_of if form.names_ids else _text_of)(token)
         return {"token": name, "logprob": token.logprob, "bytes": list[JsonValue](token.bytes)}
 
     return {
         "content": [
-            {**shown(token), "top_logprobs": [shown(top) for top in token.top]} for token in tokens
+            {**shape(token), "top_logprobs": [shape(top) for top in token.top]} for token in tokens
         ],
         "refusal": None,
     }
@@ -323,13 +323,13 @@ class TextLogprobs:
 
         The first token has nothing before it: its log probability is null.
         """
-        count, shown = self._form.num_echoed, None
+        count, lists = self._form.num_echoed, None
         if self._form.echo is not None and count is not None and scores:
-            shown = self.next([each.with_fewer(count) for each in scores])
-            assert shown is not None
-            shown["token_logprobs"][0] = shown["top_logprobs"][0] = None
+            lists = self.next([token.with_fewer(count) for token in scores])
+            assert lists is not None
+            lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
         self._begin = self._offset = len(self._form.echo_of(index, scores))
-        return shown
+        return lists
 
     def next(self, tokens: Sequence[TokenLogprob] | None) -> dict[str, list[JsonValue]] | None:
         if not tokens:
@@ -338,7 +338,7 @@ class TextLogprobs:
             "tokens": [self._name(token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [self._alternatives(token) for token in tokens],
-            "text_offset": [self._passed(token) for token in tokens],
+            "text_offset": [self._offset_of(token) for token in tokens],
         }
 
     def _alternatives(self, token: TokenLogprob) -> JsonObject:
@@ -352,7 +352,7 @@ class TextLogprobs:
             alternatives[name] = max(top.logprob, alternatives.get(name, top.logprob))
         return {**alternatives}
 
-    def _passed(self, token: TokenLogprob) -> int:
+    def _offset_of(self, token: TokenLogprob) -> int:
         if token.offset is not None:
             return self._begin + token.offset
         self._offset += len(token.token)
@@ -360,7 +360,7 @@ class TextLogprobs:
 
 
 def _chat_choice(form: AnswerContext, choice: Choice) -> JsonObject:
-    answer = form.reading.read(choice.text, choice.markup)
+    answer = form.parser.read(choice.text, choice.markup)
     calls = [tool_call(form, choice.index, call) for call in answer.calls]
     return {
         "index": choice.index,

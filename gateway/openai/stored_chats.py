@@ -5,7 +5,7 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.openai.forms import STORED, chat_form
+from penstock.gateway.openai.forms import CHAT_KEY, chat_form
 from penstock.gateway.openai.responses import AnswerContext, chat_answer
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.delivery import JobStatus
@@ -19,7 +19,7 @@ from penstock.schemas.redis.servers import Redis
 PREFIX = "chatcmpl-"  # an id begins with it, before the job's
 MOST_LISTED = 10_000  # newest chats of a tenant
 LISTED_S = 86_400  # longer than the last one is kept
-_REPEATED = (
+_REQUEST_FIELDS = (
     "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "response_format",
     "tools", "tool_choice",
 )  # fmt: skip
@@ -36,8 +36,8 @@ class StoredChats:
 
     async def add(self, job: Job, kept_s: int) -> None:
         """Note a job that was submitted. It may be repeated."""
-        given = job.tenant, job.job_id, MOST_LISTED, kept_s + LISTED_S
-        await self._connection.run("storage/note_chat", CHORES, *given)
+        args = job.tenant, job.job_id, MOST_LISTED, kept_s + LISTED_S
+        await self._connection.run("storage/note_chat", CHORES, *args)
 
     async def ids(self, tenant: str) -> list[str]:
         """Return the ids of a tenant's jobs, the oldest first."""
@@ -70,22 +70,22 @@ def chat_job_id(completion_id: str) -> str:
 
 def stored_form(job: Job, created_ms: int) -> AnswerContext:
     """Return how a stored chat's answer looks. Raises JobNotFound for a job that is none."""
-    asked = job.repeated.get(STORED)
-    if job.chat is None or not isinstance(asked, dict):
+    request = job.repeated.get(CHAT_KEY)
+    if job.chat is None or not isinstance(request, dict):
         raise JobNotFound(job.job_id)
     any_message: JsonObject = {"role": "user", "content": ""}
-    form = chat_form(Caller(job.tenant), {**asked, "messages": [any_message]}, job.job_id)
+    form = chat_form(Caller(job.tenant), {**request, "messages": [any_message]}, job.job_id)
     return replace(form, job=job, created_s=created_ms // 1000)
 
 
 def shown_chat(form: AnswerContext, status: JobStatus, result: Result) -> JsonObject:
     """Return a stored chat, with its metadata and what of its request OpenAI repeats."""
-    asked = form.job.repeated[STORED]
-    assert isinstance(asked, dict)
-    repeated = {name: asked.get(name) for name in _REPEATED}
+    request = form.job.repeated[CHAT_KEY]
+    assert isinstance(request, dict)
+    fields = {name: request.get(name) for name in _REQUEST_FIELDS}
     metadata = dict[str, JsonValue](status.metadata)
-    told: JsonObject = {"metadata": metadata, "request_id": form.job.job_id, "input_user": None}
-    return {**chat_answer(form, result), **repeated, **told}
+    more: JsonObject = {"metadata": metadata, "request_id": form.job.job_id, "input_user": None}
+    return {**chat_answer(form, result), **fields, **more}
 
 
 def stored_messages(job: Job) -> list[JsonObject]:
@@ -101,8 +101,8 @@ def _message(message: Message) -> JsonObject:
     content = message.get("content")
     parts = content if isinstance(content, list) else None
     texts = (str(part.get("text")) for part in parts or () if isinstance(part, dict))
-    shown: JsonObject = {**message, "content": "\n".join(texts) if parts else content}
-    return shown | {"content_parts": parts}
+    shape: JsonObject = {**message, "content": "\n".join(texts) if parts else content}
+    return shape | {"content_parts": parts}
 
 
 def _key(tenant: str) -> str:

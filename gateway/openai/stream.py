@@ -36,13 +36,13 @@ class StreamRenderer(ResumableStream):
     kind = ""
     tells_prompt_once = False  # the ids of a prompt beside the choices, not in each
 
-    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
-        super().__init__(form.job.job_id, seen)
+    def __init__(self, form: AnswerContext, position: ReaderPosition = NOTHING) -> None:
+        super().__init__(form.job.job_id, position)
         self.form = form
         self._head = b"data: " + to_json(self.head())[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if form.options.include_usage else b"]}\n\n"
-        self._opened: set[int] = set()
-        self._closed: set[int] = set()
+        self._opened_choices: set[int] = set()
+        self._closed_choices: set[int] = set()
         self._prompt_tokens: dict[int, int] = {}  # prompt -> its tokens, once it has an answer
 
     def head(self) -> JsonObject:
@@ -57,12 +57,12 @@ class StreamRenderer(ResumableStream):
 
     def ending(self, event: Done) -> bytes:
         last = b"".join(self._ends(event, event.finish_reason)) if event.finish_reason else b""
-        shown = metrics(self.form, event.timing, event.usage)
+        fields = metrics(self.form, event.timing, event.usage)
         if self.form.options.include_usage:
-            shown["usage"] = usage(event.usage)
-        if not shown:
+            fields["usage"] = usage(event.usage)
+        if not fields:
             return last + DONE
-        return last + self._head + b"]," + to_json(shown)[1:] + b"\n\n" + DONE
+        return last + self._head + b"]," + to_json(fields)[1:] + b"\n\n" + DONE
 
     def render_error(self, error: Failed) -> bytes:
         return b"data: " + to_json(shown_error(error.error)) + b"\n\n" + DONE
@@ -70,17 +70,17 @@ class StreamRenderer(ResumableStream):
     def _ends(self, event: Done, reason: FinishReason) -> Iterator[bytes]:
         """Yield the closing chunks of the choices that no delta ended."""
         for index in range(self.form.job.num_choices):
-            if index not in self._closed:
+            if index not in self._closed_choices:
                 yield from self.chunks(Delta(event.position, [], index, finish_reason=reason))
 
     def chunks(self, event: Delta) -> list[bytes]:
-        opening = []
-        if event.index not in self._opened:
-            self._opened.add(event.index)
-            opening = self.opening(event)
-        choices = [*opening, *self.pieces(event)]
+        heads = []
+        if event.index not in self._opened_choices:
+            self._opened_choices.add(event.index)
+            heads = self.opening(event)
+        choices = [*heads, *self.pieces(event)]
         if event.finish_reason:
-            self._closed.add(event.index)
+            self._closed_choices.add(event.index)
             choices.append(self.closing(event))
         tail = before = self._tail
         options = self.form.options
@@ -92,9 +92,10 @@ class StreamRenderer(ResumableStream):
                 _usage_tail(Usage(prompt_tokens=num_prompt, completion_tokens=count))
                 for count in (event.position, event.end)
             )
-        tails = [before] * len(opening) + [tail] * (len(choices) - len(opening))
+        tails = [before] * len(heads) + [tail] * (len(choices) - len(heads))
         chunks = [
-            self._head + choice.encode() + each for choice, each in zip(choices, tails, strict=True)
+            self._head + choice.encode() + suffix
+            for choice, suffix in zip(choices, tails, strict=True)
         ]
         if self.tells_prompt_once and self.form.shows_ids and event.prompt_ids is not None:
             ids = b'],"prompt_token_ids":' + _ids(event.prompt_ids).encode() + tails[0][1:]
@@ -117,24 +118,24 @@ class ChatChunks(StreamRenderer):
     kind = "chat.completion.chunk"
     tells_prompt_once = True
 
-    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
-        super().__init__(form, seen)
+    def __init__(self, form: AnswerContext, position: ReaderPosition = NOTHING) -> None:
+        super().__init__(form, position)
         self._readers: dict[int, TextReader] = {}
         self._num_calls = [0] * form.job.num_choices
 
     def opening(self, event: Delta) -> list[str]:
-        opening = [_chat_choice(event.index, '{"role":"assistant","content":""}')]
+        choices = [_chat_choice(event.index, '{"role":"assistant","content":""}')]
         if echo := self.form.echo_of(event.index, None):
-            opening.append(_chat_choice(event.index, f'{{"content":{_quoted(echo)}}}'))
-        return opening
+            choices.append(_chat_choice(event.index, f'{{"content":{_quote(echo)}}}'))
+        return choices
 
     def pieces(self, event: Delta) -> list[str]:
         reader = self._readers.get(event.index)
         if reader is None:
-            reader = self._readers[event.index] = self.form.reading.reader(event.markup)
-        pieces = self._found(event.index, reader.feed(event.text), event.logprobs)
+            reader = self._readers[event.index] = self.form.parser.reader(event.markup)
+        pieces = self._pieces_of(event.index, reader.feed(event.text), event.logprobs)
         if event.finish_reason:
-            pieces += self._found(event.index, reader.finish(), None)
+            pieces += self._pieces_of(event.index, reader.finish(), None)
         if self.form.shows_ids and event.token_ids:  # with the last that they gave, or nothing
             *pieces, last = pieces or [_chat_choice(event.index, "{}")]
             pieces.append(f'{last[:-1]},"token_ids":{_ids(event.token_ids)}}}')
@@ -145,15 +146,17 @@ class ChatChunks(StreamRenderer):
         end = finish_json(reason, event.stop_reason, event.schema_error)
         return _chat_choice(event.index, "{}", "null", end)
 
-    def _found(self, index: int, found: Found, logprobs: list[TokenLogprob] | None) -> list[str]:
+    def _pieces_of(
+        self, index: int, answer: Found, logprobs: list[TokenLogprob] | None
+    ) -> list[str]:
         pieces = []
-        if found.reasoning and self.form.shows_reasoning:
-            said = _quoted(found.reasoning)
-            pieces.append(_chat_choice(index, f'{{"reasoning":{said},"reasoning_content":{said}}}'))
-        if found.content or logprobs:
-            shown = to_json(chat_logprobs(self.form, logprobs)).decode() if logprobs else "null"
-            pieces.append(_chat_choice(index, f'{{"content":{_quoted(found.content)}}}', shown))
-        for piece in found.calls:
+        if answer.reasoning and self.form.shows_reasoning:
+            text = _quote(answer.reasoning)
+            pieces.append(_chat_choice(index, f'{{"reasoning":{text},"reasoning_content":{text}}}'))
+        if answer.content or logprobs:
+            scores = to_json(chat_logprobs(self.form, logprobs)).decode() if logprobs else "null"
+            pieces.append(_chat_choice(index, f'{{"content":{_quote(answer.content)}}}', scores))
+        for piece in answer.calls:
             self._num_calls[index] = piece.number + 1
             call = tool_call(self.form, index, piece)
             delta: JsonObject = {"tool_calls": [{"index": piece.number, **call}]}
@@ -167,18 +170,20 @@ class TextChunks(StreamRenderer):
     prefix = "cmpl"
     kind = "text_completion"
 
-    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
-        super().__init__(form, seen)
+    def __init__(self, form: AnswerContext, position: ReaderPosition = NOTHING) -> None:
+        super().__init__(form, position)
         self._logprobs = [TextLogprobs(form) for _ in range(form.job.num_choices)]
 
     def opening(self, event: Delta) -> list[str]:
         index, scores = event.index, event.prompt_logprobs
         echo, more = self.form.echo_of(index, scores), ""
-        shown = to_json(self._logprobs[index].echo(index, scores)).decode()
+        logprobs = to_json(self._logprobs[index].echo(index, scores)).decode()
         if self.form.shows_ids:
             more = f',"prompt_token_ids":{_ids(event.prompt_ids or [])}'
         return (
-            [_text_choice(index, echo, shown, more=more)] if echo or more or shown != "null" else []
+            [_text_choice(index, echo, logprobs, more=more)]
+            if echo or more or logprobs != "null"
+            else []
         )
 
     def pieces(self, event: Delta) -> list[str]:
@@ -189,10 +194,10 @@ class TextChunks(StreamRenderer):
             more = f',"token_ids":{_ids(event.token_ids)}'
         if not (event.text or event.logprobs or more):
             return []
-        shown = "null"
+        logprobs = "null"
         if event.logprobs:
-            shown = to_json(self._logprobs[event.index].next(event.logprobs)).decode()
-        return [_text_choice(event.index, event.text, shown, more=more)]
+            logprobs = to_json(self._logprobs[event.index].next(event.logprobs)).decode()
+        return [_text_choice(event.index, event.text, logprobs, more=more)]
 
     def closing(self, event: Delta) -> str:
         end = self.form.shown_end(event.finish_reason, event.stop_reason)
@@ -201,7 +206,7 @@ class TextChunks(StreamRenderer):
 
 # A text as a JSON string in ASCII: all else is escaped, because some readers of SSE break lines at
 # every Unicode line end.
-_quoted = encode_basestring_ascii
+_quote = encode_basestring_ascii
 NO_FINISH = '"finish_reason":null'
 
 
@@ -212,7 +217,7 @@ def _chat_choice(index: int, delta: str, logprobs: str = "null", finish: str = N
 def _text_choice(
     index: int, text: str, logprobs: str = "null", finish: str = NO_FINISH, more: str = ""
 ) -> str:
-    return f'{{"index":{index},"text":{_quoted(text)},"logprobs":{logprobs},{finish}{more}}}'
+    return f'{{"index":{index},"text":{_quote(text)},"logprobs":{logprobs},{finish}{more}}}'
 
 
 def _ids(token_ids: list[int]) -> str:
@@ -223,8 +228,8 @@ def finish_json(
     reason: str | None, stop_reason: int | str | None, schema_error: str | None = None
 ) -> str:
     stop = to_json(stop_reason).decode()
-    told = "" if schema_error is None else f',"schema_error":{_quoted(schema_error)}'
-    return f'"finish_reason":"{reason}","stop_reason":{stop}{told}'
+    error_field = "" if schema_error is None else f',"schema_error":{_quote(schema_error)}'
+    return f'"finish_reason":"{reason}","stop_reason":{stop}{error_field}'
 
 
 def _usage_tail(count: Usage) -> bytes:

@@ -34,16 +34,16 @@ OF_CHATS: Mapping[str, tuple[JsonValue, ...]] = {"chat_template": ("",)}
 class TextContext:
     """A job for the tokenizer that was asked for, and how its answer shall look.
 
-    rendered       the job whose prompts are rendered, where it is that which was asked for
+    rendered_job   the job whose prompts are rendered, where it is that which was asked for
     max_model_len  the model's, as its card says
     """
 
     job: Job
-    rendered: Job | None = None
+    rendered_job: Job | None = None
     is_streamed: bool = False
     max_model_len: int = 0
     shows_metrics: bool = False
-    ignored: Sequence[str] = ()  # fields of the body that mean nothing here
+    ignored_names: Sequence[str] = ()  # fields of the body that mean nothing here
     created_s: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -53,29 +53,29 @@ def tokenize_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextCon
     if "messages" in body:
         shows_strings = validate(TokenizeChatRequest, body).return_token_strs
         form = _of(chat_form(caller, body, job_id), shows_strings)
-        others = [name for name in form.ignored if name != "return_token_strs"]
-        return replace(form, ignored=others)
+        names = [name for name in form.ignored_names if name != "return_token_strs"]
+        return replace(form, ignored_names=names)
     refuse_unless(OF_CHATS, body, {})
-    asked = validate(TokenizeRequest, body)
+    request = validate(TokenizeRequest, body)
     question: dict[str, object] = {
-        "prompts": [asked.prompt],
-        "params": {"add_special_tokens": asked.add_special_tokens},
-        "text": {"task": "tokenize", "return_token_strs": asked.return_token_strs},
+        "prompts": [request.prompt],
+        "params": {"add_special_tokens": request.add_special_tokens},
+        "text": {"task": "tokenize", "return_token_strs": request.return_token_strs},
     }
-    return _asked(caller, body, job_id, asked, question, "prompt")
+    return _tokenizer_form(caller, body, job_id, request, question, "prompt")
 
 
 def detokenize_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
     """Read a request for the text of ids. Raises InvalidJob."""
-    asked = validate(DetokenizeRequest, body)
-    question: dict[str, object] = {"prompts": [asked.tokens], "text": {"task": "detokenize"}}
-    return _asked(caller, body, job_id, asked, question, "tokens")
+    request = validate(DetokenizeRequest, body)
+    question: dict[str, object] = {"prompts": [request.tokens], "text": {"task": "detokenize"}}
+    return _tokenizer_form(caller, body, job_id, request, question, "tokens")
 
 
 def describing_form(caller: Caller, model: str) -> TextContext:
     """Ask for the tokenizer's configuration."""
     question: dict[str, object] = {"prompts": [""], "text": {"task": "describe"}}
-    return _asked(caller, {}, "", AskedOfModel(model=model), question, "prompt")
+    return _tokenizer_form(caller, {}, "", AskedOfModel(model=model), question, "prompt")
 
 
 def render_chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
@@ -109,30 +109,30 @@ def describing_answer(form: TextContext, result: Result) -> JsonObject:
 
 
 def render_chat_answer(form: TextContext, result: Result) -> JsonObject:
-    return _rendered(form, result.choices[0])
+    return _generate_body(form, result.choices[0])
 
 
 def render_text_answer(form: TextContext, result: Result) -> list[JsonValue]:
-    return [_rendered(form, choice) for choice in result.choices]
+    return [_generate_body(form, choice) for choice in result.choices]
 
 
-def _asked(
+def _tokenizer_form(
     caller: Caller,
     body: JsonObject,
     job_id: str,
-    asked: AskedOfModel,
+    request: AskedOfModel,
     question: dict[str, object],
-    called: str,
+    param: str,
 ) -> TextContext:
     """Return the form of a job that asks the tokenizer alone.
 
-    called  the caller's name for what it asks about
+    param  the caller's name for what it asks about
     """
     whole = {**question, "priority_class": "text", "priority": 0}
-    job = made_job(job_id, caller, asked, body, whole, {"prompts": called})
-    known = {*type(asked).model_fields, *OPTIONS, *NEUTRAL} - AskedOfModel.model_fields.keys()
-    others = [name for name in body if name not in known and name != "model"]
-    return TextContext(job, ignored=others)
+    job = made_job(job_id, caller, request, body, whole, {"prompts": param})
+    names = {*type(request).model_fields, *OPTIONS, *NEUTRAL} - AskedOfModel.model_fields.keys()
+    unknown_names = [name for name in body if name not in names and name != "model"]
+    return TextContext(job, ignored_names=unknown_names)
 
 
 def _of(form: AnswerContext, shows_strings: bool = False, renders: bool = False) -> TextContext:
@@ -150,13 +150,13 @@ def _of(form: AnswerContext, shows_strings: bool = False, renders: bool = False)
         form.job.model_copy(update=only),
         form.job if renders else None,
         form.is_streamed,
-        ignored=form.ignored,
+        ignored_names=form.ignored_names,
     )
 
 
-def _rendered(form: TextContext, choice: Choice) -> JsonObject:
+def _generate_body(form: TextContext, choice: Choice) -> JsonObject:
     """Return what /inference/v1/generate takes; `prompt` is the text that a template made."""
-    job = form.rendered
+    job = form.rendered_job
     assert job is not None, "render forms keep the job that they render"
     params = job.params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return {

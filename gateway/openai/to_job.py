@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.markup.reader import Reading
-from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unsupported
+from penstock.gateway.openai.unsupported import UNSUPPORTED_NAMES, refuse_unsupported
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.api.closed_schema import closed
 from penstock.schemas.api.openai import (
@@ -65,7 +65,7 @@ OF_STRUCTURE = {
     "ebnf": "grammar",
     "grammar": "grammar",
 }
-IN_PARAMS = SAMPLING | OF_STRUCTURE.keys() | UNSUPPORTED | {"logprobs", "structured_outputs"}
+IN_PARAMS = SAMPLING | OF_STRUCTURE.keys() | UNSUPPORTED_NAMES | {"logprobs", "structured_outputs"}
 NEUTRAL_OF_STRUCTURE: dict[str, tuple[JsonValue, ...]] = {
     "regex": ("",),
     "json_schema": ("", {}),
@@ -78,94 +78,94 @@ ONE_OF = (
 )
 LAST_S = LAST_MS // 1000
 # The job's fields by the names that callers give them, for `validate`.
-CALLED = {"prompts": "prompt", "params": "", "chat": ""}
+CALLER_NAMES = {"prompts": "prompt", "params": "", "chat": ""}
 TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
 
 
-def in_newer_form(asked: ChatRequest) -> ChatRequest:
+def in_newer_form(request: ChatRequest) -> ChatRequest:
     """Return the request with tools in place of functions, which call one at a time."""
-    if not asked.functions:
-        return asked
-    chosen = asked.function_call
-    tools = [FunctionTool(type="function", function=each) for each in asked.functions]
-    choice = chosen if isinstance(chosen, str) else NamedTool(type="function", function=chosen)
-    return asked.model_copy(
+    if not request.functions:
+        return request
+    call = request.function_call
+    tools = [FunctionTool(type="function", function=function) for function in request.functions]
+    choice = call if isinstance(call, str) else NamedTool(type="function", function=call)
+    return request.model_copy(
         update={"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
     )
 
 
-def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) -> Job:
+def chat_job(job_id: str, caller: Caller, request: ChatRequest, body: JsonObject) -> Job:
     refuse_unsupported(body)
-    _refuse_streamed(asked, body)
-    if asked.top_logprobs and not asked.logprobs:
+    _refuse_streamed(request, body)
+    if request.top_logprobs and not request.logprobs:
         raise InvalidJob("top_logprobs: give logprobs as well", "top_logprobs")
-    newer = asked.max_completion_tokens
-    mode, names = _choice(asked)
-    sampling = _sampling(asked, body)
-    if mode == "required" and asked.response_format is not None:
+    newer = request.max_completion_tokens
+    mode, names = _choice(request)
+    sampling = _sampling(request, body)
+    if mode == "required" and request.response_format is not None:
         sampling.pop("structured_outputs", None)  # the form of a message, and there is none
     if mode == "required" and "structured_outputs" in sampling:
         raise InvalidJob(f"response_format: {ONE_OF}, a forced tool", "response_format")
-    sampling["max_tokens"] = asked.max_tokens if newer is None else newer
-    if asked.logprobs:
-        sampling["logprobs"] = asked.top_logprobs
-    tools = asked.callers_tools if mode != "none" else []
+    sampling["max_tokens"] = request.max_tokens if newer is None else newer
+    if request.logprobs:
+        sampling["logprobs"] = request.top_logprobs
+    tools = request.callers_tools if mode != "none" else []
     chat: JsonObject = {
-        "messages": [job_message(message) for message in asked.messages],
+        "messages": [job_message(message) for message in request.messages],
         "tools": [_tool(tool) for tool in tools],
         "tool_choice": "required" if mode == "required" else "auto",
         "callable_tools": [*names],
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        "template_kwargs": _for_template(asked) | asked.chat_template_kwargs,
-        "chat_template": asked.chat_template or None,
-        "add_generation_prompt": asked.add_generation_prompt,
-        "continue_final_message": asked.continue_final_message,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "template_kwargs": _for_template(request) | request.chat_template_kwargs,
+        "chat_template": request.chat_template or None,
+        "add_generation_prompt": request.add_generation_prompt,
+        "continue_final_message": request.continue_final_message,
     }
-    return made_job(job_id, caller, asked, body, {"chat": chat, "params": sampling})
+    return made_job(job_id, caller, request, body, {"chat": chat, "params": sampling})
 
 
-def _for_template(asked: ChatRequest) -> JsonObject:
+def _for_template(request: ChatRequest) -> JsonObject:
     """Return the fields of a chat that only the model's template knows what to do with."""
-    given: JsonObject = {
-        "reasoning_effort": asked.reasoning_effort,
-        "documents": [*asked.documents],
+    fields: JsonObject = {
+        "reasoning_effort": request.reasoning_effort,
+        "documents": [*request.documents],
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
-def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonObject) -> Job:
+def text_job(job_id: str, caller: Caller, request: CompletionRequest, body: JsonObject) -> Job:
     refuse_unsupported(body)
-    _refuse_streamed(asked, body)
-    prompts = prompts_of(asked.prompt)
-    sampling = _sampling(asked, body)
-    if asked.logprobs is not None:
-        sampling["logprobs"] = asked.logprobs
-    if asked.echo and body.get("truncate_prompt_tokens") is not None:
+    _refuse_streamed(request, body)
+    prompts = prompts_of(request.prompt)
+    sampling = _sampling(request, body)
+    if request.logprobs is not None:
+        sampling["logprobs"] = request.logprobs
+    if request.echo and body.get("truncate_prompt_tokens") is not None:
         sentence = "what is left of a prompt that is cut cannot be shown; leave one of them out"
         raise InvalidJob(f"echo: {sentence}", "echo")
-    if asked.echo and asked.logprobs is not None and sampling.get("suffix"):
+    if request.echo and request.logprobs is not None and sampling.get("suffix"):
         sentence = "with a suffix the prompt has other tokens than its text; leave logprobs out"
         raise InvalidJob(f"echo: {sentence}", "echo")
     is_text = all(isinstance(prompt, str) for prompt in prompts)
-    if asked.echo and (asked.logprobs is not None or not is_text):  # a worker spells the ids
-        sampling["prompt_logprobs"] = max(asked.logprobs or 0, asked.prompt_logprobs or 0)
+    if request.echo and (request.logprobs is not None or not is_text):  # a worker spells the ids
+        sampling["prompt_logprobs"] = max(request.logprobs or 0, request.prompt_logprobs or 0)
     if hides_completion(body):
-        if sampling.get("prompt_logprobs") is None and not asked.echo:
+        if sampling.get("prompt_logprobs") is None and not request.echo:
             sentence = "0 goes with echo or prompt_logprobs; else ask for at least 1"
             raise InvalidJob(f"max_tokens: {sentence}", "max_tokens")
         if sampling.get("logprob_token_ids") is not None:
             sentence = "with max_tokens of 0 no token is shown that has them; leave one of them out"
             raise InvalidJob(f"logprob_token_ids: {sentence}", "logprob_token_ids")
         sampling["max_tokens"] = 1
-    return made_job(job_id, caller, asked, body, {"prompts": prompts, "params": sampling})
+    return made_job(job_id, caller, request, body, {"prompts": prompts, "params": sampling})
 
 
-def reading_of(asked: ChatRequest) -> Reading:
+def reading_of(request: ChatRequest) -> Reading:
     """Return how the answer to a chat is read."""
-    mode, _ = _choice(asked)
+    mode, _ = _choice(request)
     if mode == "none":
         return Reading()
-    tools = asked.callers_tools
+    tools = request.callers_tools
     return Reading(
         {tool.function.name: tool.function.parameters for tool in tools},
         frozenset(tool.function.name for tool in tools if isinstance(tool, CustomTool)),
@@ -191,10 +191,10 @@ def flattened(body: JsonObject) -> JsonObject:
         raise InvalidJob("params: must be an object", "params")
     if "messages" in body and "prompt" in body:
         raise InvalidJob("prompt: give either messages or a prompt", "prompt")
-    given = {name: params[name] for name in IN_PARAMS if params.get(name) is not None}
-    if "messages" in body and "logprobs" in given:
-        given |= {"logprobs": True, "top_logprobs": given["logprobs"]}
-    return {"background": True} | body | given
+    fields = {name: params[name] for name in IN_PARAMS if params.get(name) is not None}
+    if "messages" in body and "logprobs" in fields:
+        fields |= {"logprobs": True, "top_logprobs": fields["logprobs"]}
+    return {"background": True} | body | fields
 
 
 def prompts_of(
@@ -210,66 +210,66 @@ def prompts_of(
 def made_job(
     job_id: str,
     caller: Caller,
-    asked: AskedOfModel,
+    request: AskedOfModel,
     body: JsonObject,
     question: dict[str, object],
-    called: Mapping[str, str] = CALLED,
+    caller_names: Mapping[str, str] = CALLER_NAMES,
 ) -> Job:
     """Return the job that asks a question. Raises InvalidJob.
 
-    called  the caller's names for the job's fields, for `validate`
+    caller_names  the caller's names for the job's fields, for `validate`
     """
     fields: dict[str, object] = {
         "job_id": job_id,
-        "model": asked.model,
+        "model": request.model,
         "tenant": caller.tenant,
         "traceparent": caller.traceparent,
         "priority_class": caller.bounded(
-            asked.priority_class or TIERS.get(asked.service_tier, "normal")
+            request.priority_class or TIERS.get(request.service_tier, "normal")
         ),
-        "priority": asked.priority,
+        "priority": request.priority,
     }
     if caller.over_limit is not None:
         fields["over_limit"] = caller.over_limit
-    if isinstance(asked, Asked) and asked.return_token_ids:
+    if isinstance(request, Asked) and request.return_token_ids:
         fields["return_token_ids"] = True
     fields |= {name: body[name] for name in OPTIONS if name in body}
     if "not_before" in body:
         fields["not_before_ms"] = _unix_ms(body["not_before"])
-    return validate(Job, fields | question, called)
+    return validate(Job, fields | question, caller_names)
 
 
-def _refuse_streamed(asked: ChatRequest | CompletionRequest, body: JsonObject) -> None:
+def _refuse_streamed(request: ChatRequest | CompletionRequest, body: JsonObject) -> None:
     """Refuse what goes with `stream` alone, and what does not go with it. Raises InvalidJob."""
-    if asked.stream_options is not None and not asked.stream:
+    if request.stream_options is not None and not request.stream:
         raise InvalidJob("stream_options: goes with stream; give that too", "stream_options")
-    if asked.stream and body.get("best_of") not in (None, body.get("n", 1)):
+    if request.stream and body.get("best_of") not in (None, body.get("n", 1)):
         sentence = "the best are known at the end; leave stream out, or ask for n alone"
         raise InvalidJob(f"best_of: {sentence}", "best_of")
-    if asked.stream and asked.prompt_logprobs is not None:
+    if request.stream and request.prompt_logprobs is not None:
         sentence = "they do not come with stream; leave stream out, or ask for echo and logprobs"
         raise InvalidJob(f"prompt_logprobs: {sentence}", "prompt_logprobs")
 
 
-def _unix_ms(given: JsonValue) -> int:
+def _unix_ms(value: JsonValue) -> int:
     """Return a time as unix milliseconds. Raises InvalidJob.
 
     It is given as unix seconds, or in ISO 8601 with its zone.
     """
-    if isinstance(given, str):
+    if isinstance(value, str):
         with suppress(ValueError):
-            time = datetime.fromisoformat(given)
+            time = datetime.fromisoformat(value)
             if time.tzinfo is not None:
                 return int(time.timestamp() * 1000)
-    elif isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given <= LAST_S:
-        return int(given * 1000)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LAST_S:
+        return int(value * 1000)
     forms = "unix seconds, or a time with its zone such as 2030-01-31T12:00:00Z"
     raise InvalidJob(f"not_before: give {forms}", "not_before")
 
 
-def _sampling(asked: Asked, body: JsonObject) -> JsonObject:
+def _sampling(request: Asked, body: JsonObject) -> JsonObject:
     sampling = {name: body[name] for name in SAMPLING if name in body}
-    structures = _structures(asked, body)
+    structures = _structures(request, body)
     if len(structures) > 1:
         raise InvalidJob(f"response_format: {ONE_OF}", "response_format")
     if structures:
@@ -277,21 +277,21 @@ def _sampling(asked: Asked, body: JsonObject) -> JsonObject:
     return sampling
 
 
-def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
+def _structures(request: Asked, body: JsonObject) -> list[JsonValue]:
     """Return all the constraints on the answer's form that the request gives, in any field."""
     structures: list[JsonValue] = []
-    wanted = asked.response_format
-    named: JsonObject = {"asked_as": "response_format"}
-    if isinstance(wanted, JsonSchemaFormat):
-        schema, is_strict = wanted.json_schema.schema_, wanted.json_schema.strict is True
-        held = closed(schema) if is_strict else schema
-        structures.append({"json": held, "lenient": not is_strict, **named})
-    elif isinstance(wanted, StructuralTagFormat):
-        structures.append({"structural_tag": wanted.model_dump(), **named})
-    elif isinstance(wanted, JsonObjectFormat) and wanted.schema_ is not None:
-        structures.append({"json": wanted.schema_, "lenient": True, **named})
-    elif wanted is not None and not isinstance(wanted, TextFormat):
-        structures.append({"json_object": True, **named})
+    form = request.response_format
+    origin: JsonObject = {"asked_as": "response_format"}
+    if isinstance(form, JsonSchemaFormat):
+        schema, is_strict = form.json_schema.schema_, form.json_schema.strict is True
+        constraint = closed(schema) if is_strict else schema
+        structures.append({"json": constraint, "lenient": not is_strict, **origin})
+    elif isinstance(form, StructuralTagFormat):
+        structures.append({"structural_tag": form.model_dump(), **origin})
+    elif isinstance(form, JsonObjectFormat) and form.schema_ is not None:
+        structures.append({"json": form.schema_, "lenient": True, **origin})
+    elif form is not None and not isinstance(form, TextFormat):
+        structures.append({"json_object": True, **origin})
     own = body.get("structured_outputs")
     if isinstance(own, dict):
         own = {name: own[name] for name in STRUCTURES if own.get(name) is not None}
@@ -304,12 +304,12 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
     return structures
 
 
-def _choice(asked: ChatRequest) -> tuple[Literal["none", "auto", "required"], list[str]]:
+def _choice(request: ChatRequest) -> tuple[Literal["none", "auto", "required"], list[str]]:
     """Return whether tools may or must be called, and which of them may; none: all.
 
     Raises InvalidJob.
     """
-    choice = asked.tool_choice
+    choice = request.tool_choice
     if isinstance(choice, str):
         mode, names = choice, list[str]()
     elif isinstance(choice, ForeignTool):
@@ -321,10 +321,10 @@ def _choice(asked: ChatRequest) -> tuple[Literal["none", "auto", "required"], li
         mode = mode if names else "none"
     else:
         mode, names = "required", choice.names
-    known = {tool.function.name for tool in asked.callers_tools}
-    if (mode == "required" and not known) or not known.issuperset(names):
+    tool_names = {tool.function.name for tool in request.callers_tools}
+    if (mode == "required" and not tool_names) or not tool_names.issuperset(names):
         name, among = (
-            ("function_call", "functions") if asked.functions else ("tool_choice", "tools")
+            ("function_call", "functions") if request.functions else ("tool_choice", "tools")
         )
         raise InvalidJob(f"{name}: asks for one that is not among {among}", name)
     return mode, names

@@ -21,57 +21,57 @@ _OF_CHOICES: Mapping[str, tuple[JsonValue, ...]] = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
 }
-_SPELLED = {
+_PROTOCOL_FIELDS = {
     "messages",
     "functions",
     "function_call",
     "stream_options",
 }  # in each protocol otherwise
-_OF_CHATS = (ChatRequest.model_fields.keys() | IN_PARAMS | {*OPTIONS}) - _SPELLED
+_OF_CHATS = (ChatRequest.model_fields.keys() | IN_PARAMS | {*OPTIONS}) - _PROTOCOL_FIELDS
 
 
 def as_chat(
-    asked: AskedOfModel,
+    request: AskedOfModel,
     body: JsonObject,
     own: JsonObject,
-    refused: Mapping[str, tuple[JsonValue, ...]],
+    neutral: Mapping[str, tuple[JsonValue, ...]],
 ) -> JsonObject:
     """Return the body of a chat: `own`, and what else of a chat's fields was asked.
 
     Raises InvalidJob for what is said twice, or would have no effect.
 
     own      the protocol's fields under a chat's names
-    refused  what is known of the protocol and not here, each with what asks for nothing
+    neutral  what is known of the protocol and not here, each with what asks for nothing
     """
-    refuse_unless({**_OF_CHOICES, **refused}, body, {})
-    fields = type(asked).model_fields
+    refuse_unless({**_OF_CHOICES, **neutral}, body, {})
+    fields = type(request).model_fields
     beside = {name: body[name] for name in body if name in _OF_CHATS and name not in fields}
-    given, made = beside.get("chat_template_kwargs"), own.get("chat_template_kwargs")
-    if isinstance(given, dict) and isinstance(made, dict):
-        beside["chat_template_kwargs"] = made | given
+    caller_kwargs, own_kwargs = beside.get("chat_template_kwargs"), own.get("chat_template_kwargs")
+    if isinstance(caller_kwargs, dict) and isinstance(own_kwargs, dict):
+        beside["chat_template_kwargs"] = own_kwargs | caller_kwargs
         own = {name: value for name, value in own.items() if name != "chat_template_kwargs"}
-    if both := sorted(own.keys() & beside.keys()):
+    if duplicates := sorted(own.keys() & beside.keys()):
         sentence = "another field says it here too; give one of them"
-        raise InvalidJob(f"{both[0]}: {sentence}", both[0])
+        raise InvalidJob(f"{duplicates[0]}: {sentence}", duplicates[0])
     return {
-        **{name: getattr(asked, name) for name in AskedOfModel.model_fields},
+        **{name: getattr(request, name) for name in AskedOfModel.model_fields},
         **beside,
         **own,
     }
 
 
 def ignored_beside(
-    asked: AskedOfModel, body: JsonObject, known: Iterable[str], has_open: str
+    request: AskedOfModel, body: JsonObject, more_names: Iterable[str], has_open: str
 ) -> list[str]:
     """Return the fields of a body that mean nothing here.
 
-    known     others than the request's own and a chat's
-    has_open  the field whose insides are not looked at, since a conversation is long
+    more_names  others than the request's own and a chat's
+    has_open    the field whose insides are not looked at, since a conversation is long
     """
-    names = {*type(asked).model_fields, *_OF_CHATS, *_OF_CHOICES, *known}
+    names = {*type(request).model_fields, *_OF_CHATS, *_OF_CHOICES, *more_names}
     inside = {name: value for name, value in body.items() if name != has_open}
-    others = [name for name in body if name not in names]
-    return [*others, *unknown_inside(asked, inside, "")]
+    unknown_names = [name for name in body if name not in names]
+    return [*unknown_names, *unknown_inside(request, inside, "")]
 
 
 def with_form_of(job: Job, field: str) -> Job:
@@ -79,6 +79,6 @@ def with_form_of(job: Job, field: str) -> Job:
     outputs = job.params.structured_outputs
     if outputs is None or outputs.asked_as != "response_format":
         return job
-    named = outputs.model_copy(update={"asked_as": field})
-    params = job.params.model_copy(update={"structured_outputs": named})
+    copy = outputs.model_copy(update={"asked_as": field})
+    params = job.params.model_copy(update={"structured_outputs": copy})
     return job.model_copy(update={"params": params})

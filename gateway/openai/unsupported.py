@@ -46,7 +46,7 @@ NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
     "disable_additional_properties": (False,),
 }
 # Parameters that depend on others: the function says if the body asks for what it would not get.
-ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
+CONDITIONS: Mapping[str, Callable[[JsonObject], bool]] = {
     "suffix": lambda body: body["suffix"] != "" and "messages" in body,
     "chat_template": lambda body: body["chat_template"] != "" and "messages" not in body,
     "documents": lambda body: body["documents"] != [] and "messages" not in body,
@@ -56,7 +56,7 @@ ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
         body["functions"] != [] and body.get("function_call") != "none" and "messages" not in body
     ),
 }
-UNSUPPORTED = NEUTRAL.keys() | ASKED.keys()
+UNSUPPORTED_NAMES = NEUTRAL.keys() | CONDITIONS.keys()
 INSTEAD = {
     "beam_width": "use_beam_search with n or best_of",
     "no_stop_trim": "include_stop_str_in_output",
@@ -74,7 +74,7 @@ def refuse_unsupported(body: JsonObject) -> None:
     inner = structures if isinstance(structures, dict) else {}
     names = [
         *_not_neutral(body, NEUTRAL),
-        *(name for name in ASKED if body.get(name) is not None and ASKED[name](body)),
+        *(name for name in CONDITIONS if body.get(name) is not None and CONDITIONS[name](body)),
         *(f"structured_outputs.{name}" for name in _not_neutral(inner, NEUTRAL_STRUCTURE)),
     ]
     if names:
@@ -89,7 +89,7 @@ def refuse_unless(
         raise UnsupportedParameter(name, instead.get(name))
 
 
-def _not_neutral(given: JsonObject, neutral: Mapping[str, tuple[JsonValue, ...]]) -> Iterator[str]:
+def _not_neutral(body: JsonObject, neutral: Mapping[str, tuple[JsonValue, ...]]) -> Iterator[str]:
     for name, values in neutral.items():
-        if given.get(name) is not None and given[name] not in values:
+        if body.get(name) is not None and body[name] not in values:
             yield name

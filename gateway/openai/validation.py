@@ -22,17 +22,17 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 
 def validate(
-    shape: type[Shape], fields: Mapping[str, object], called: Mapping[str, str] | None = None
+    shape: type[Shape], fields: Mapping[str, object], caller_names: Mapping[str, str] | None = None
 ) -> Shape:
     """Return `fields` as a `shape`, with types taken strictly. Raises InvalidJob.
 
-    `called` maps a field at the top to the caller's name for it. An empty name means that the
+    `caller_names` maps a field at the top to the caller's name for it. An empty name means that the
     caller gives the inner fields of this field at the top.
     """
     try:
         return shape.model_validate_json(to_json(fields), strict=True)
     except ValidationError as refusal:
-        raise _invalid(refusal.errors(include_url=False), fields, called or {}) from None
+        raise _invalid(refusal.errors(include_url=False), fields, caller_names or {}) from None
 
 
 def parsed(raw: bytes) -> JsonObject:
@@ -90,29 +90,29 @@ def _children(node: JsonValue) -> Iterable[JsonValue]:
 
 
 def _invalid(
-    errors: list[ErrorDetails], fields: Mapping[str, object], called: Mapping[str, str]
+    errors: list[ErrorDetails], fields: Mapping[str, object], caller_names: Mapping[str, str]
 ) -> InvalidJob:
     """Return the error that reaches deepest, with the names of other fields that are wrong.
 
     Where no branch of a union fits, that is an error of the branch that fits best.
     """
-    located = [(_location(error, fields), error) for error in errors]
-    steps, error = max(located, key=lambda pair: len(pair[0]))
-    message, shown = error["msg"], ""
+    places = [(_location(error, fields), error) for error in errors]
+    steps, error = max(places, key=lambda pair: len(pair[0]))
+    message, excerpt = error["msg"], ""
     if error["type"] == "value_error":  # raised by our own validators, which begin with the field
         message = message.removeprefix("Value error, ")
         if prefix := FIELD_PREFIX.match(message):
             steps, message = [*steps, prefix[1]], message[prefix.end() :]
     elif error["type"] != "missing" and not isinstance(error["input"], dict | list):
-        shown = f", got {error['input']!r:.60}"
-    param = _param(steps, called)
-    tops = dict.fromkeys(_top(_param(each, called)) for each, _ in located)
-    others = [name for name in tops if name not in ("", _top(param))]
-    beside = (each for each, one in located if one["type"] == error["type"] and each != steps)
-    others += [_param(each, called) for each in beside if each[:-1] == steps[:-1]]
-    others = [name for name in dict.fromkeys(others) if name]
-    more = f"; also wrong: {', '.join(others[:_MOST_NAMED])}" if others else ""
-    sentence = f"{message}{shown}{more}"
+        excerpt = f", got {error['input']!r:.60}"
+    param = _param(steps, caller_names)
+    tops = dict.fromkeys(_top(_param(place, caller_names)) for place, _ in places)
+    names = [name for name in tops if name not in ("", _top(param))]
+    beside = (place for place, fault in places if fault["type"] == error["type"] and place != steps)
+    names += [_param(place, caller_names) for place in beside if place[:-1] == steps[:-1]]
+    names = [name for name in dict.fromkeys(names) if name]
+    more = f"; also wrong: {', '.join(names[:_MOST_NAMED])}" if names else ""
+    sentence = f"{message}{excerpt}{more}"
     return InvalidJob(f"{param}: {sentence}" if param else sentence, param or None)
 
 
@@ -133,8 +133,10 @@ def _top(path: str) -> str:
     return re.split(r"[.\[]", path, maxsplit=1)[0]
 
 
-def _param(steps: list[str | int], called: Mapping[str, str]) -> str:
+def _param(steps: list[str | int], caller_names: Mapping[str, str]) -> str:
     """Return the steps as a path, such as `messages[0].content`."""
-    names = [called.get(str(step), step) if at == 0 else step for at, step in enumerate(steps)]
+    names = [
+        caller_names.get(str(step), step) if at == 0 else step for at, step in enumerate(steps)
+    ]
     texts = [f"[{name}]" if isinstance(name, int) else f".{name}" for name in names if name != ""]
     return "".join(texts).removeprefix(".")

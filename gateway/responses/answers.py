@@ -27,15 +27,15 @@ _CUT = ("length", "budget")
 
 def response_answer(form: AnswerContext, result: Result) -> JsonObject:
     choice = result.choices[0]
-    made, reader = Items(form), form.reading.reader(choice.markup)
-    for _ in made.take(reader.feed(choice.text), choice.logprobs):
+    items, reader = Items(form), form.parser.reader(choice.markup)
+    for _ in items.take(reader.feed(choice.text), choice.logprobs):
         pass
-    for _ in made.take(reader.finish(), None):
+    for _ in items.take(reader.finish(), None):
         pass
-    for _ in made.closed(_item_status(choice.finish_reason)):
+    for _ in items.close(_item_status(choice.finish_reason)):
         pass
-    ended = _ended_answer(form, made, choice.finish_reason, result.usage, result.timing)
-    return ended | schema_error(choice.schema_error)
+    answer = _ended_answer(form, items, choice.finish_reason, result.usage, result.timing)
+    return answer | schema_error(choice.schema_error)
 
 
 class ResponseEvents:
@@ -46,7 +46,7 @@ class ResponseEvents:
         self._form = form
         self._after = after
         self._items = Items(form)
-        self._reader = form.reading.reader(None)
+        self._reader = form.parser.reader(None)
         self._reason: FinishReason | None = None
         self._schema_error: str | None = None
         self._is_begun = False
@@ -63,7 +63,7 @@ class ResponseEvents:
         if not self._is_begun:
             self._is_begun = True
             if isinstance(event, Delta):
-                self._reader = self._form.reading.reader(event.markup)
+                self._reader = self._form.parser.reader(event.markup)
             for name in ("created", "in_progress"):
                 yield f"response.{name}", {"response": _head(self._form, "in_progress")}
         if isinstance(event, Delta):
@@ -71,15 +71,15 @@ class ResponseEvents:
             if event.finish_reason:
                 self._reason, self._schema_error = event.finish_reason, event.schema_error
                 yield from self._items.take(self._reader.finish(), None)
-                yield from self._items.closed(_item_status(event.finish_reason))
+                yield from self._items.close(_item_status(event.finish_reason))
             return
         if isinstance(event, Done):
             reason = self._reason or event.finish_reason
-            yield from self._items.closed(_item_status(reason))
+            yield from self._items.close(_item_status(reason))
             whole = _ended_answer(self._form, self._items, reason, event.usage, event.timing)
             whole |= schema_error(self._schema_error)
         else:
-            yield from self._items.closed("incomplete")
+            yield from self._items.close("incomplete")
             whole = _head(self._form, "failed") | _failure(event.state, event.error)
             whole |= {"output": [*self._items.items]}
         status = "failed" if isinstance(event, Failed) else whole["status"]
@@ -90,9 +90,9 @@ class ResponseStream(ResumableStream):
     """Renders a response's events as server-sent ones."""
 
     def __init__(
-        self, form: AnswerContext, seen: ReaderPosition = NOTHING, after: int = -1
+        self, form: AnswerContext, position: ReaderPosition = NOTHING, after: int = -1
     ) -> None:
-        super().__init__(form.job.job_id, seen)
+        super().__init__(form.job.job_id, position)
         self._events = ResponseEvents(form, after)
 
     def chunks(self, event: Event) -> list[bytes]:
@@ -110,7 +110,7 @@ class ResponseStream(ResumableStream):
 
 def _ended_answer(
     form: AnswerContext,
-    made: Items,
+    items: Items,
     reason: FinishReason | None,
     usage: Usage,
     timing: Timing | None,
@@ -122,7 +122,7 @@ def _ended_answer(
         **_head(form, "incomplete" if is_cut else "completed"),
         "completed_at": ended_s,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": [*made.items],
+        "output": [*items.items],
         "usage": _usage(usage),
         **metrics(form, timing, usage),
     }

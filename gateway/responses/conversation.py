@@ -101,7 +101,7 @@ class Conversation:
 
     @property
     def items(self) -> list[JsonObject]:
-        return [*chain.from_iterable(each.items for each in self.entries if not each.is_open)]
+        return [*chain.from_iterable(entry.items for entry in self.entries if not entry.is_open)]
 
     def shape(self) -> JsonObject:
         return {

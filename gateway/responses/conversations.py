@@ -112,28 +112,28 @@ class Conversations:
         Raises ConversationNotFound.
         """
         for _ in range(_TRIES):
-            found = await self._read(tenant, name)
-            ended = await self._ended(found) if found.is_open else None
-            if ended is None:
-                return found
-            await self._change(found, len(found.entries) - 1, ended)
+            conversation = await self._read(tenant, name)
+            entries = await self._ended(conversation) if conversation.is_open else None
+            if entries is None:
+                return conversation
+            await self._change(conversation, len(conversation.entries) - 1, entries)
         raise ConversationLocked  # others change it again and again
 
     async def annotate(
         self, tenant: str, name: str, metadata: dict[str, str], most_bytes: int
     ) -> None:
-        given = tenant, _checked(name), json.dumps(metadata), most_bytes
-        reply = await self._connection.run("conversations/annotate", CHORES, *given)
+        args = tenant, _checked(name), json.dumps(metadata), most_bytes
+        reply = await self._connection.run("conversations/annotate", CHORES, *args)
         if reply[0] == b"missing":
             raise ConversationNotFound(name)
         refuse_above(reply, most_bytes)
 
     async def delete(self, tenant: str, name: str) -> None:
-        found = await self._fetch(tenant, name)
+        conversation = await self._fetch(tenant, name)
         reply = await self._connection.run("conversations/drop", CHORES, tenant, name)
         if reply[0] == b"missing":
             raise ConversationNotFound(name)
-        await self._delete_texts(_on_disk(found.entries))
+        await self._delete_texts(_on_disk(conversation.entries))
 
     async def add(
         self, tenant: str, name: str, items: Sequence[JsonObject], most_bytes: int, letters: str
@@ -145,13 +145,13 @@ class Conversations:
         """
         entry = ConversationEntry(items=_named(items, name, letters))
 
-        def added(found: Conversation) -> Change | None:
-            if any(entry.items[0]["id"] == item["id"] for item in found.items):
+        def added(conversation: Conversation) -> Change | None:
+            if any(entry.items[0]["id"] == item["id"] for item in conversation.items):
                 return None
-            if found.is_open:
+            if conversation.is_open:
                 raise ConversationLocked
-            self._check([*found.entries, entry], found.num_bytes)
-            return len(found.entries), [entry]
+            self._check([*conversation.entries, entry], conversation.num_bytes)
+            return len(conversation.entries), [entry]
 
         await self._changed(tenant, name, added, most_bytes)
         return entry.items
@@ -159,37 +159,37 @@ class Conversations:
     async def delete_item(self, tenant: str, name: str, item_id: str) -> Conversation:
         """Delete an item. Raises ItemNotFound."""
 
-        def without(found: Conversation) -> Change:
-            for at, entry in enumerate(found.entries):
-                left = [item for item in entry.items if item["id"] != item_id]
-                if not entry.is_open and len(left) < len(entry.items):
-                    changed = entry.model_copy(update={"items": left, "on_disk": ""})
-                    return at, [changed, *found.entries[at + 1 :]]
+        def without(conversation: Conversation) -> Change:
+            for at, entry in enumerate(conversation.entries):
+                items = [item for item in entry.items if item["id"] != item_id]
+                if not entry.is_open and len(items) < len(entry.items):
+                    new_entry = entry.model_copy(update={"items": items, "on_disk": ""})
+                    return at, [new_entry, *conversation.entries[at + 1 :]]
             raise ItemNotFound(item_id)
 
         return await self._changed(tenant, name, without)
 
     async def begin(
-        self, found: Conversation, job_id: str, items: Sequence[JsonObject], most_bytes: int
+        self, conversation: Conversation, job_id: str, items: Sequence[JsonObject], most_bytes: int
     ) -> None:
         """Note a response that is about to be submitted.
 
         Raises InvalidJob, ConversationLocked, StorageQuotaExceeded.
         """
         entry = ConversationEntry(
-            items=_named(items, found.id, job_id),
+            items=_named(items, conversation.id, job_id),
             job_id=job_id,
-            begun_ms=found.now_ms,
+            begun_ms=conversation.now_ms,
             is_open=True,
         )
-        self._check([*found.entries, entry], found.num_bytes)
-        if not await self._change(found, len(found.entries), [entry], most_bytes):
+        self._check([*conversation.entries, entry], conversation.num_bytes)
+        if not await self._change(conversation, len(conversation.entries), [entry], most_bytes):
             raise ConversationLocked
 
-    async def give_up(self, found: Conversation, job_id: str) -> None:
+    async def give_up(self, conversation: Conversation, job_id: str) -> None:
         """Forget a response whose submission was refused."""
         for _ in range(_TRIES):
-            now = await self._read(found.tenant, found.id)
+            now = await self._read(conversation.tenant, conversation.id)
             is_last = now.is_open and now.entries[-1].job_id == job_id
             if not is_last or await self._change(now, len(now.entries) - 1, []):
                 return
@@ -203,10 +203,10 @@ class Conversations:
     ) -> Conversation:
         """Change a conversation as `change` says; None: it stays as it is."""
         for _ in range(_TRIES):
-            found = await self.read(tenant, name)
-            changed = change(found)
-            if changed is None or await self._change(found, *changed, most_bytes):
-                return found
+            conversation = await self.read(tenant, name)
+            edit = change(conversation)
+            if edit is None or await self._change(conversation, *edit, most_bytes):
+                return conversation
         raise ConversationLocked
 
     async def move_to_disk(self, tenant: str, name: str) -> None:
@@ -215,12 +215,16 @@ class Conversations:
         Raises ConversationNotFound, ConversationLocked.
         """
         for _ in range(_TRIES):
-            found = await self._read(tenant, name)
-            moved = [await self._moved(tenant, found.id, entry) for entry in found.entries]
-            places = [at for at, entry in enumerate(moved) if entry is not found.entries[at]]
-            if not places or await self._change(found, places[0], moved[places[0] :]):
+            conversation = await self._read(tenant, name)
+            entries = [
+                await self._moved(tenant, conversation.id, entry) for entry in conversation.entries
+            ]
+            places = [
+                at for at, entry in enumerate(entries) if entry is not conversation.entries[at]
+            ]
+            if not places or await self._change(conversation, places[0], entries[places[0] :]):
                 return
-            await self._delete_texts(_on_disk(moved) - _on_disk(found.entries))
+            await self._delete_texts(_on_disk(entries) - _on_disk(conversation.entries))
         raise ConversationLocked
 
     async def _moved(self, tenant: str, name: str, entry: ConversationEntry) -> ConversationEntry:
@@ -245,26 +249,26 @@ class Conversations:
             await self._to_disk.poke(tenant, name)
 
     async def _read(self, tenant: str, name: str) -> Conversation:
-        found = await self._fetch(tenant, name)
+        conversation = await self._fetch(tenant, name)
         try:
-            return await self._with_texts(found)
+            return await self._with_texts(conversation)
         except TextLost:  # it was deleted after it was told of, unless it is told of still
             again = await self._fetch(tenant, name)
-            if again.version == found.version:
+            if again.version == conversation.version:
                 raise
             return await self._with_texts(again)
 
-    async def _with_texts(self, found: Conversation) -> Conversation:
-        loaded = [self._loaded(found.tenant, entry) for entry in found.entries]
-        entries = await asyncio.gather(*loaded)
-        return replace(found, entries=entries)
+    async def _with_texts(self, conversation: Conversation) -> Conversation:
+        reads = [self._loaded(conversation.tenant, entry) for entry in conversation.entries]
+        entries = await asyncio.gather(*reads)
+        return replace(conversation, entries=entries)
 
     async def _loaded(self, tenant: str, entry: ConversationEntry) -> ConversationEntry:
         if not entry.on_disk:
             return entry
         text = await text_of(self._client.texts, entry.on_disk)
-        (loaded,) = await self._client.off_loop.run(tenant, len(text), _entries, [text])
-        return entry.model_copy(update={"items": loaded.items})
+        (full,) = await self._client.off_loop.run(tenant, len(text), _entries, [text])
+        return entry.model_copy(update={"items": full.items})
 
     async def _fetch(self, tenant: str, name: str) -> Conversation:
         """Read a conversation, without its items that are on disk."""
@@ -274,14 +278,14 @@ class Conversations:
         created, metadata, version, now_ms, *texts = reply[1:]
         size = sum(map(len, texts))
         entries = await self._client.off_loop.run(tenant, size, _entries, texts)
-        told, in_redis = json.loads(metadata), [*map(len, texts)]
+        pairs, in_redis = json.loads(metadata), [*map(len, texts)]
         return Conversation(
-            name, tenant, int(created), told, version.decode(), entries, in_redis, int(now_ms)
+            name, tenant, int(created), pairs, version.decode(), entries, in_redis, int(now_ms)
         )
 
     async def _change(
         self,
-        found: Conversation,
+        conversation: Conversation,
         num_kept: int,
         entries: Sequence[ConversationEntry],
         most_bytes: int = NO_QUOTA,
@@ -290,52 +294,52 @@ class Conversations:
 
         What the service itself adds is bound by no quota. Raises StorageQuotaExceeded.
         """
-        texts = [text.encode() for text in await self._kept(found.tenant, entries)]
+        texts = [text.encode() for text in await self._kept(conversation.tenant, entries)]
         in_redis = sum(map(len, texts))
-        num_bytes = found.first_bytes(num_kept) + in_redis + sum(map(on_disk_bytes, entries))
+        num_bytes = conversation.first_bytes(num_kept) + in_redis + sum(map(on_disk_bytes, entries))
         reply = await self._connection.run(
             "conversations/change",
             CHORES,
-            found.tenant,
-            found.id,
-            found.version,
+            conversation.tenant,
+            conversation.id,
+            conversation.version,
             num_kept,
             num_bytes,
-            int(in_redis < sum(found.in_redis[num_kept:])),
+            int(in_redis < sum(conversation.in_redis[num_kept:])),
             most_bytes,
             *texts,
         )
         if reply[0] == b"missing":
-            raise ConversationNotFound(found.id)
+            raise ConversationNotFound(conversation.id)
         refuse_above(reply, most_bytes)
         if reply[0] != b"ok":
             return False
-        await self._poke_if_large(found.tenant, found.id, texts)
-        await self._delete_texts(_on_disk(found.entries[num_kept:]) - _on_disk(entries))
+        await self._poke_if_large(conversation.tenant, conversation.id, texts)
+        await self._delete_texts(_on_disk(conversation.entries[num_kept:]) - _on_disk(entries))
         return True
 
-    async def _ended(self, found: Conversation) -> list[ConversationEntry] | None:
+    async def _ended(self, conversation: Conversation) -> list[ConversationEntry] | None:
         """Return what the open entry becomes, if anything; None while its response is made."""
-        entry, client = found.entries[-1], self._client
+        entry, client = conversation.entries[-1], self._client
         try:
-            status = await client.status(entry.job_id, found.tenant)
+            status = await client.status(entry.job_id, conversation.tenant)
             if status.ended_ms is None:
                 return None
-            job = await client.request(entry.job_id, found.tenant)
-            result = await client.result(entry.job_id, wait=False, tenant=found.tenant)
+            job = await client.request(entry.job_id, conversation.tenant)
+            result = await client.result(entry.job_id, wait=False, tenant=conversation.tenant)
         except (JobGone, TextLost):
             return []
         except JobNotFound:
-            return [] if found.now_ms - entry.begun_ms > _BEGIN_MS else None
-        is_of_here = job.repeated.get("conversation") == {"id": found.id}
+            return [] if conversation.now_ms - entry.begun_ms > _BEGIN_MS else None
+        is_of_here = job.repeated.get("conversation") == {"id": conversation.id}
         if result is None or result.error is not None or not is_of_here:
             return []
         form, size = form_of(job, status.created_ms), num_bytes_of(result)
-        said = (await client.off_loop.run(found.tenant, size, response_answer, form, result))[
-            "output"
-        ]
-        assert isinstance(said, list)
-        items = [*entry.items, *(item for item in said if isinstance(item, dict))]
+        output = (
+            await client.off_loop.run(conversation.tenant, size, response_answer, form, result)
+        )["output"]
+        assert isinstance(output, list)
+        items = [*entry.items, *(item for item in output if isinstance(item, dict))]
         return [ConversationEntry(items=items, job_id=entry.job_id)]
 
     def _check(self, entries: Sequence[ConversationEntry], num_bytes: int = 0) -> None:
@@ -367,7 +371,7 @@ def _on_disk(entries: Sequence[ConversationEntry]) -> set[str]:
 def messages_of(entries: Sequence[ConversationEntry]) -> list[Message]:
     """Return the messages of a chat that a conversation's items are."""
     items = _ITEMS.validate_python([*chain.from_iterable(entry.items for entry in entries)])
-    return [job_message(ChatMessage.model_validate(each)) for each in turns(items)]
+    return [job_message(ChatMessage.model_validate(turn)) for turn in turns(items)]
 
 
 def _entries(texts: Sequence[bytes]) -> list[ConversationEntry]:

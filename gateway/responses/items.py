@@ -25,21 +25,21 @@ class Items:
         self._text = ""  # the open item's text by now
         self._logprobs: list[JsonValue] = []
 
-    def take(self, found: Found, logprobs: Sequence[TokenLogprob] | None) -> Iterator[Told]:
-        if found.reasoning and self._form.shows_reasoning:
-            yield from self._opened("reasoning")
-            yield from self._grown("response.reasoning_text.delta", found.reasoning)
-        shown = chat_logprobs(self._form, logprobs)
-        told = shown["content"] if shown else []
-        assert isinstance(told, list)
-        if found.content or (told and self._kind == "message"):
-            yield from self._opened("message")
-            self._logprobs += told
-            yield from self._grown("response.output_text.delta", found.content, logprobs=told)
-        for piece in found.calls:
-            yield from self._called(piece)
+    def take(self, answer: Found, logprobs: Sequence[TokenLogprob] | None) -> Iterator[Told]:
+        if answer.reasoning and self._form.shows_reasoning:
+            yield from self._open("reasoning")
+            yield from self._grow("response.reasoning_text.delta", answer.reasoning)
+        shape = chat_logprobs(self._form, logprobs)
+        scores = shape["content"] if shape else []
+        assert isinstance(scores, list)
+        if answer.content or (scores and self._kind == "message"):
+            yield from self._open("message")
+            self._logprobs += scores
+            yield from self._grow("response.output_text.delta", answer.content, logprobs=scores)
+        for piece in answer.calls:
+            yield from self._take_call(piece)
 
-    def closed(self, status: str = "completed") -> Iterator[Told]:
+    def close(self, status: str = "completed") -> Iterator[Told]:
         """Close the open item, if there is one."""
         kind, text = self._kind, self._text
         at: JsonObject = {"output_index": len(self.items) - 1}
@@ -57,52 +57,52 @@ class Items:
             item |= {"content": [part], "status": status}
         elif kind == "function_call":
             item |= {"arguments": text, "status": status}
-            told = {"arguments": text, "name": item["name"]}
-            yield "response.function_call_arguments.done", {**at, **told}
+            fields = {"arguments": text, "name": item["name"]}
+            yield "response.function_call_arguments.done", {**at, **fields}
         else:
             yield "response.custom_tool_call_input.done", {**at, "input": item["input"]}
         yield "response.output_item.done", {"output_index": at["output_index"], "item": {**item}}
 
-    def _called(self, piece: CallPiece) -> Iterator[Told]:
+    def _take_call(self, piece: CallPiece) -> Iterator[Told]:
         if piece.name is None:
-            yield from self._grown("response.function_call_arguments.delta", piece.arguments)
+            yield from self._grow("response.function_call_arguments.delta", piece.arguments)
             return
-        yield from self.closed()
+        yield from self.close()
         call = tool_call(self._form, 0, piece)
         custom = call.get("custom")
         if isinstance(custom, dict):  # it comes in one piece
             own = custom | named_apart(self._form, piece.name)
-            yield from self._added("custom_tool_call", {"call_id": call["id"], **own})
-            yield from self._grown("response.custom_tool_call_input.delta", str(custom["input"]))
+            yield from self._add("custom_tool_call", {"call_id": call["id"], **own})
+            yield from self._grow("response.custom_tool_call_input.delta", str(custom["input"]))
             return
         own = named_apart(self._form, piece.name)
-        yield from self._added("function_call", {"call_id": call["id"], **own, "arguments": ""})
-        yield from self._grown("response.function_call_arguments.delta", piece.arguments)
+        yield from self._add("function_call", {"call_id": call["id"], **own, "arguments": ""})
+        yield from self._grow("response.function_call_arguments.delta", piece.arguments)
 
-    def _opened(self, kind: str) -> Iterator[Told]:
+    def _open(self, kind: str) -> Iterator[Told]:
         """Open an item of text of a kind, unless the open one is of that kind."""
         if kind == self._kind:
             return
-        yield from self.closed()
+        yield from self.close()
         self._logprobs = []
         more: JsonObject = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
-        yield from self._added(kind, {**more, "content": []})
+        yield from self._add(kind, {**more, "content": []})
         at = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         part = self._part(kind, "")
         yield "response.content_part.added", {**at, "content_index": 0, "part": part}
 
-    def _added(self, kind: str, fields: JsonObject) -> Iterator[Told]:
+    def _add(self, kind: str, fields: JsonObject) -> Iterator[Told]:
         heads = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
         item_id = f"{heads.get(kind, 'ctc')}_{self._form.job.job_id}_{len(self.items)}"
         item: JsonObject = {"id": item_id, "type": kind, "status": "in_progress", **fields}
         self.items.append(item)
         self._kind = kind
-        shown = {**item, "input": ""} if "input" in item else {**item}
-        yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": shown}
+        shape = {**item, "input": ""} if "input" in item else {**item}
+        yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": shape}
         if kind == "custom_tool_call":
             item["status"] = "completed"
 
-    def _grown(self, event: str, text: str, **more: JsonValue) -> Iterator[Told]:
+    def _grow(self, event: str, text: str, **more: JsonValue) -> Iterator[Told]:
         if not text and not more.get("logprobs"):
             return
         self._text += text

@@ -46,18 +46,18 @@ class Reference:
 
 def references_of(body: JsonObject) -> list[Reference]:
     """Return what a request's input refers to. Raises InvalidJob, ItemLost."""
-    found = [*_references(body.get("input"))]
-    count = len({each.source for each in found})
+    references = [*_references(body.get("input"))]
+    count = len({reference.source for reference in references})
     if count > MOST_SOURCES:
         sentence = f"refers to items of {count} responses and conversations, at most {MOST_SOURCES}"
         raise InvalidJob(f"input: {sentence}; send the items themselves", "input")
-    return found
+    return references
 
 
 def refuse_references(body: JsonObject) -> None:
     """Raise InvalidJob for the first reference, if there is one."""
-    for each in references_of(body):
-        name = f"input[{each.place}]"
+    for reference in references_of(body):
+        name = f"input[{reference.place}]"
         raise InvalidJob(f"{name}: a line refers to nothing stored; send the item itself", name)
 
 
@@ -76,40 +76,40 @@ class ReferredItems:
 
     @property
     def sources(self) -> list[str]:
-        return [*dict.fromkeys(each.source for each in self.references)]
+        return [*dict.fromkeys(reference.source for reference in self.references)]
 
     def take_response(self, form: AnswerContext, status: JobStatus, result: Result | None) -> None:
         """Take the items of a response that are referred to. Raises InvalidJob."""
         output = shown(form, status, result)["output"]
         self.take(output if isinstance(output, list) else [])
-        if any(each.item_id.startswith(_OF_INPUT) for each in self.references):
+        if any(reference.item_id.startswith(_OF_INPUT) for reference in self.references):
             self.take(input_items(form))
 
     def take(self, items: Sequence[JsonValue]) -> None:
         """Take those of a source's items that are referred to. Raises InvalidJob."""
-        wanted = Counter(each.item_id for each in self.references)
+        counts = Counter(reference.item_id for reference in self.references)
         for item in items:
-            if isinstance(item, dict) and (item_id := f"{item['id']}") in wanted:
+            if isinstance(item, dict) and (item_id := f"{item['id']}") in counts:
                 self._items[item_id] = item
-                self._num_bytes += len(to_json(item)) * wanted[item_id]
+                self._num_bytes += len(to_json(item)) * counts[item_id]
         if self._num_bytes > self.most_bytes:
             sentence = f"the items referred to have more than {self.most_bytes} bytes"
             raise InvalidJob(f"input: {sentence}; refer to fewer", "input")
 
     def whole_body(self) -> JsonObject:
         """Return the body with the items in place of the references. Raises ItemLost."""
-        given = self.body["input"]
-        assert isinstance(given, list)
-        items = [*given]
-        for each in self.references:
-            if each.item_id not in self._items:
-                raise ItemLost(each.place, each.item_id)
-            items[each.place] = self._items[each.item_id]
+        value = self.body["input"]
+        assert isinstance(value, list)
+        items = [*value]
+        for reference in self.references:
+            if reference.item_id not in self._items:
+                raise ItemLost(reference.place, reference.item_id)
+            items[reference.place] = self._items[reference.item_id]
         return {**self.body, "input": items}
 
 
-def _references(given: JsonValue) -> Iterator[Reference]:
-    for place, item in enumerate(given if isinstance(given, list) else []):
+def _references(value: JsonValue) -> Iterator[Reference]:
+    for place, item in enumerate(value if isinstance(value, list) else []):
         if isinstance(item, dict) and _is_reference(item):
             item_id = item.get("id")
             if not isinstance(item_id, str):

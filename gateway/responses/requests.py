@@ -28,15 +28,15 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import MAX_MESSAGES, Message
 
 # What asks for what is not here, or for work of OpenAI's own servers.
-_THEIRS: dict[str, tuple[JsonValue, ...]] = {
+_NEUTRAL: dict[str, tuple[JsonValue, ...]] = {
     "conversation": ("",),
     "prompt": ({},),
     "stream_options": ({}, {"include_obfuscation": False}),
     "max_tool_calls": (),
     "context_management": ([],),
 }
-_OF_THEM = {"user", "safety_identifier", "prompt_cache_retention"}
-_INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
+_WITHOUT_EFFECT = {"user", "safety_identifier", "prompt_cache_retention"}
+_INCLUDABLE = {"message.output_text.logprobs", "reasoning.encrypted_content"}
 _WHOLE_PROMPT = -1  # as much of it as there is room for
 
 
@@ -52,36 +52,38 @@ def responses_form(
     before           the messages of the conversation that goes on
     conversation_id  a conversation that the caller looks after; the body names none
     """
-    asked = validate(ResponsesRequest, body)
-    if asked.background and not asked.store:
+    request = validate(ResponsesRequest, body)
+    if request.background and not request.store:
         raise InvalidJob("store: what runs in the background is stored; leave it out", "store")
-    if unknown := [each for each in asked.include if each not in _INCLUDED]:
-        raise InvalidJob(f"include: {unknown[0]} is not here; leave it out", "include")
-    form = chat_form(caller, _chat(asked, body), job_id)
+    if unknown_names := [name for name in request.include if name not in _INCLUDABLE]:
+        raise InvalidJob(f"include: {unknown_names[0]} is not here; leave it out", "include")
+    form = chat_form(caller, _chat(request, body), job_id)
     assert form.job.chat is not None
-    said = form.job.chat.messages
-    place = 1 if asked.instructions else 0
-    chat = form.job.chat.model_copy(update={"messages": [*said[:place], *before, *said[place:]]})
+    messages = form.job.chat.messages
+    place = 1 if request.instructions else 0
+    chat = form.job.chat.model_copy(
+        update={"messages": [*messages[:place], *before, *messages[place:]]}
+    )
     if len(chat.messages) > MAX_MESSAGES:
         sentence = f"the conversation has {len(chat.messages)} messages, at most {MAX_MESSAGES}"
         raise InvalidJob(f"previous_response_id: {sentence}", "previous_response_id")
-    repeated = _repeated(asked, body)
+    fields = _repeated(request, body)
     if conversation_id:
-        repeated["conversation"] = {"id": conversation_id}
-    own = {"chat": chat, "repeated": repeated, "background": asked.background}
+        fields["conversation"] = {"id": conversation_id}
+    own = {"chat": chat, "repeated": fields, "background": request.background}
     return replace(
         form,
         job=with_form_of(form.job.model_copy(update=own), "text.format"),
-        namespaces=namespaces(asked.tools),
-        is_kept=asked.store,
-        ignored=_ignored(asked, body),
+        namespaces=namespaces(request.tools),
+        is_kept=request.store,
+        ignored_names=_ignored(request, body),
     )
 
 
 def conversation_id_of(body: JsonObject) -> str:
     """Take the conversation out of a request's body; return its id, or "". Raises InvalidJob."""
-    given = body.pop("conversation", "")
-    name = given.get("id") if isinstance(given, dict) else given
+    value = body.pop("conversation", "")
+    name = value.get("id") if isinstance(value, dict) else value
     if not isinstance(name, str):
         raise InvalidJob("conversation: give its id", "conversation")
     if name and body.get("previous_response_id"):
@@ -92,126 +94,126 @@ def conversation_id_of(body: JsonObject) -> str:
     return name
 
 
-def asked_items(body: JsonObject) -> list[JsonObject]:
+def request_items(body: JsonObject) -> list[JsonObject]:
     """Return what a request for a response asks, as items. Raises InvalidJob."""
-    given = validate(ResponsesRequest, body).input
-    if isinstance(given, str):
-        text: JsonObject = {"type": "input_text", "text": given}
+    value = validate(ResponsesRequest, body).input
+    if isinstance(value, str):
+        text: JsonObject = {"type": "input_text", "text": value}
         return [{"type": "message", "role": "user", "content": [text]}]
-    return [shown_item(item) for item in given]
+    return [shown_item(item) for item in value]
 
 
 def shown_item(item: Item) -> JsonObject:
     """Return an item as OpenAI shows it."""
-    shown: JsonObject = item.model_dump(exclude_none=True)
-    content = shown.get("content")
+    shape: JsonObject = item.model_dump(exclude_none=True)
+    content = shape.get("content")
     if isinstance(content, str) and isinstance(item, MessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"
         content = [{"type": kind, "text": content}]
-        shown["content"] = list[JsonValue](content)
+        shape["content"] = list[JsonValue](content)
     for part in content if isinstance(content, list) else []:
         if isinstance(part, dict) and part.get("type") == "output_text":
             part |= {"annotations": [], "logprobs": []}
-    return shown
+    return shape
 
 
 def input_tokens_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
     """Read a request for the number of a prompt's tokens. Raises InvalidJob."""
     refuse_unless({"previous_response_id": ("",)}, body, {})
-    asked = validate(ResponsesRequest, body)
-    form = tokenize_form(caller, _chat(asked, body), job_id)
-    return replace(form, ignored=_ignored(asked, body))
+    request = validate(ResponsesRequest, body)
+    form = tokenize_form(caller, _chat(request, body), job_id)
+    return replace(form, ignored_names=_ignored(request, body))
 
 
-def _chat(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
+def _chat(request: ResponsesRequest, body: JsonObject) -> JsonObject:
     """Return the body of a chat that asks for the same."""
     own: JsonObject = {
-        "messages": list[JsonValue](_messages(asked)),
-        "stream": asked.stream,
-        "metadata": dict[str, JsonValue](asked.metadata),
+        "messages": list[JsonValue](_messages(request)),
+        "stream": request.stream,
+        "metadata": dict[str, JsonValue](request.metadata),
     }
-    if asked.tools:
-        own |= chat_tools(asked)
-    if asked.max_output_tokens is not None:
-        own["max_completion_tokens"] = asked.max_output_tokens
-    if asked.reasoning.effort is not None:
-        own["reasoning_effort"] = asked.reasoning.effort
-    if asked.text.verbosity is not None:
-        own["chat_template_kwargs"] = {"verbosity": asked.text.verbosity}
-    if asked.truncation == "auto":
+    if request.tools:
+        own |= chat_tools(request)
+    if request.max_output_tokens is not None:
+        own["max_completion_tokens"] = request.max_output_tokens
+    if request.reasoning.effort is not None:
+        own["reasoning_effort"] = request.reasoning.effort
+    if request.text.verbosity is not None:
+        own["chat_template_kwargs"] = {"verbosity": request.text.verbosity}
+    if request.truncation == "auto":
         own["truncate_prompt_tokens"] = _WHOLE_PROMPT
-    if asked.top_logprobs or "message.output_text.logprobs" in asked.include:
-        own |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
-    if asked.text.format.type != "text":
-        own["response_format"] = _form(asked)
-    return as_chat(asked, body, own, _THEIRS)
+    if request.top_logprobs or "message.output_text.logprobs" in request.include:
+        own |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    if request.text.format.type != "text":
+        own["response_format"] = _form(request)
+    return as_chat(request, body, own, _NEUTRAL)
 
 
-def _form(asked: ResponsesRequest) -> JsonValue:
-    form = asked.text.format
+def _form(request: ResponsesRequest) -> JsonValue:
+    form = request.text.format
     if form.type == "json_object":
         return {"type": "json_object", "schema": form.schema_}
     if form.schema_ is None:
         raise InvalidJob("text.format.schema: give the schema", "text")
-    named: JsonObject = {"name": form.name or "output", "schema": form.schema_}
+    json_schema: JsonObject = {"name": form.name or "output", "schema": form.schema_}
     if form.strict is not None:
-        named["strict"] = form.strict
-    return {"type": "json_schema", "json_schema": named}
+        json_schema["strict"] = form.strict
+    return {"type": "json_schema", "json_schema": json_schema}
 
 
-def _messages(asked: ResponsesRequest) -> Iterator[JsonObject]:
-    if asked.instructions:
-        yield {"role": "system", "content": asked.instructions}
-    if isinstance(asked.input, str):
-        yield {"role": "user", "content": asked.input}
+def _messages(request: ResponsesRequest) -> Iterator[JsonObject]:
+    if request.instructions:
+        yield {"role": "system", "content": request.instructions}
+    if isinstance(request.input, str):
+        yield {"role": "user", "content": request.input}
     else:
-        yield from turns(asked.input)
+        yield from turns(request.input)
 
 
 def turns(items: Iterable[Item]) -> Iterator[JsonObject]:
     """Yield the messages of a chat that items are."""
-    said: JsonObject = {}  # what the assistant said, thought and called, in several items
+    turn: JsonObject = {}  # what the assistant said, thought and called, in several items
     for item in items:
         if isinstance(item, MessageItem) and item.role != "assistant":
-            if said:
-                yield said
-                said = {}
+            if turn:
+                yield turn
+                turn = {}
             yield {"role": item.role, "content": _content(item.content)}
         elif isinstance(item, CallOutputItem):
-            if said:
-                yield said
-                said = {}
+            if turn:
+                yield turn
+                turn = {}
             content = _content(item.output)
             yield {"role": "tool", "tool_call_id": item.call_id, "content": content}
-        elif said and not _goes_with(item, said):
-            yield said
-            said = _added({}, item)
+        elif turn and not _goes_with(item, turn):
+            yield turn
+            turn = _with_item({}, item)
         else:
-            said = _added(said, item)
-    if said:
-        yield said
+            turn = _with_item(turn, item)
+    if turn:
+        yield turn
 
 
-def _goes_with(item: Item, said: JsonObject) -> bool:
+def _goes_with(item: Item, turn: JsonObject) -> bool:
     """Return whether an item is a part of the same turn: thinking, then text, then calls."""
     if isinstance(item, ReasoningItem):
-        return said.keys() == {"role", "reasoning_content"}
-    return not isinstance(item, MessageItem) or not {"content", "tool_calls"} & said.keys()
+        return turn.keys() == {"role", "reasoning_content"}
+    return not isinstance(item, MessageItem) or not {"content", "tool_calls"} & turn.keys()
 
 
-def _added(said: JsonObject, item: Item) -> JsonObject:
+def _with_item(turn: JsonObject, item: Item) -> JsonObject:
     """Return the assistant's message with one item more."""
-    said = {"role": "assistant", **said}
+    turn = {"role": "assistant", **turn}
     if isinstance(item, MessageItem):
-        said["content"] = _content(item.content)
+        turn["content"] = _content(item.content)
     elif isinstance(item, ReasoningItem):
         thought = "\n".join(part.text for part in (item.content or item.summary))
-        before = said.get("reasoning_content")
-        said["reasoning_content"] = f"{before}\n{thought}" if before else thought
+        before = turn.get("reasoning_content")
+        turn["reasoning_content"] = f"{before}\n{thought}" if before else thought
     elif isinstance(item, FunctionCallItem | CustomCallItem):
-        calls = said.get("tool_calls")
-        said["tool_calls"] = [*(calls if isinstance(calls, list) else []), _past_call(item)]
-    return said
+        calls = turn.get("tool_calls")
+        turn["tool_calls"] = [*(calls if isinstance(calls, list) else []), _past_call(item)]
+    return turn
 
 
 def _past_call(item: FunctionCallItem | CustomCallItem) -> JsonValue:
@@ -229,32 +231,32 @@ def _content(content: str | Sequence[Part]) -> JsonValue:
     return [{"type": "text", "text": part.text} for part in content]
 
 
-def _repeated(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
+def _repeated(request: ResponsesRequest, body: JsonObject) -> JsonObject:
     """Return what a response repeats of its request."""
     return {
-        "background": asked.background,
+        "background": request.background,
         "conversation": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "metadata": dict[str, JsonValue](asked.metadata),
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        "previous_response_id": asked.previous_response_id,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": dict[str, JsonValue](request.metadata),
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": request.previous_response_id,
         "prompt_cache_key": body.get("prompt_cache_key"),
-        "reasoning": {"effort": asked.reasoning.effort, "summary": asked.reasoning.summary},
-        "store": asked.store,
+        "reasoning": {"effort": request.reasoning.effort, "summary": request.reasoning.summary},
+        "store": request.store,
         "temperature": body.get("temperature"),
         "text": {
-            "format": asked.text.format.model_dump(by_alias=True, exclude_none=True),
-            "verbosity": asked.text.verbosity or "medium",
+            "format": request.text.format.model_dump(by_alias=True, exclude_none=True),
+            "verbosity": request.text.verbosity or "medium",
         },
         "tool_choice": body.get("tool_choice", "auto"),
-        "tools": shown_tools(asked.tools),
-        "top_logprobs": asked.top_logprobs or 0,
+        "tools": shown_tools(request.tools),
+        "top_logprobs": request.top_logprobs or 0,
         "top_p": body.get("top_p"),
-        "truncation": asked.truncation,
+        "truncation": request.truncation,
         "user": body.get("user"),
     }
 
 
-def _ignored(asked: ResponsesRequest, body: JsonObject) -> list[str]:
-    return ignored_beside(asked, body, _THEIRS.keys() | _OF_THEM, "input")
+def _ignored(request: ResponsesRequest, body: JsonObject) -> list[str]:
+    return ignored_beside(request, body, _NEUTRAL.keys() | _WITHOUT_EFFECT, "input")

@@ -44,13 +44,13 @@ def form_of(job: Job, created_ms: int) -> AnswerContext:
     for tool in tools:
         if isinstance(tool, dict) and isinstance(parameters := tool.get("parameters"), dict):
             schemas[str(tool["name"])] = parameters
-    asked = _TOOLS.validate_python(job.repeated.get("tools"))
+    request_tools = _TOOLS.validate_python(job.repeated.get("tools"))
     return AnswerContext(
         job,
         StreamOptions(),
-        Reading(schemas, custom_names(asked), chat.tool_choice == "required"),
+        Reading(schemas, custom_names(request_tools), chat.tool_choice == "required"),
         is_kept=True,
-        namespaces=namespaces(asked),
+        namespaces=namespaces(request_tools),
         created_s=created_ms // 1000,
     )
 
@@ -74,21 +74,21 @@ def conversation(form: AnswerContext, result: Result | None) -> list[Message]:
 
 def going_on(job: Job, output: JsonValue) -> list[Message]:
     """Return the messages up to a response's end, whose items are `output`."""
-    said = [ChatMessage.model_validate(each) for each in turns(_ITEMS.validate_python(output))]
-    return [*_asked(job), *map(job_message, said)]
+    messages = [ChatMessage.model_validate(turn) for turn in turns(_ITEMS.validate_python(output))]
+    return [*_request_messages(job), *map(job_message, messages)]
 
 
 def input_items(form: AnswerContext) -> list[JsonObject]:
     """Return what a response was asked with, as items, the earlier turns among them."""
-    items = [item for message in _asked(form.job) for item in _items(form, message)]
-    called = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}
+    items = [item for message in _request_messages(form.job) for item in _items(form, message)]
+    custom_ids = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}
     for item in items:
-        if item["type"] == "function_call_output" and item["call_id"] in called:
+        if item["type"] == "function_call_output" and item["call_id"] in custom_ids:
             item["type"] = "custom_tool_call_output"
     return [{"id": f"item_{form.job.job_id}_{at}", **item} for at, item in enumerate(items)]
 
 
-def _asked(job: Job) -> list[Message]:
+def _request_messages(job: Job) -> list[Message]:
     assert job.chat is not None
     messages = job.chat.messages
     return messages[1:] if job.repeated.get("instructions") else messages
@@ -106,7 +106,9 @@ def _items(form: AnswerContext, message: Message) -> Iterator[JsonObject]:
     if content:
         kind = "output_text" if message["role"] == "assistant" else "input_text"
         texts = content if isinstance(content, list) else [{"text": content}]
-        parts = [{"type": kind, "text": each["text"]} for each in texts if isinstance(each, dict)]
+        parts = [
+            {"type": kind, "text": block["text"]} for block in texts if isinstance(block, dict)
+        ]
         yield {"type": "message", "role": message["role"], "content": list[JsonValue](parts)}
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
@@ -117,9 +119,9 @@ def _items(form: AnswerContext, message: Message) -> Iterator[JsonObject]:
 def _call(form: AnswerContext, call: JsonObject) -> JsonObject:
     """Return the call of a message as an item, but for its id."""
     for kind in ("function", "custom"):
-        if isinstance(called := call.get(kind), dict):
-            own = {name: value for name, value in called.items() if name != "name"}
-            named = named_apart(form, f"{called['name']}")
+        if isinstance(fields := call.get(kind), dict):
+            own = {name: value for name, value in fields.items() if name != "name"}
+            names = named_apart(form, f"{fields['name']}")
             item = "function_call" if kind == "function" else "custom_tool_call"
-            return {"type": item, **named, **own}
+            return {"type": item, **names, **own}
     return {}

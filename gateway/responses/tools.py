@@ -35,7 +35,7 @@ class FlatTool:
     name: str
     tool: ResponseFunction | ResponseCustom
     namespace: str | None = None
-    told: str | None = None  # what the first tool's description says of the namespace
+    preface: str | None = None  # what the first tool's description says of the namespace
 
 
 def joined(namespace: str | None, name: str) -> str:
@@ -49,44 +49,44 @@ def joined(namespace: str | None, name: str) -> str:
 
 def flat(tools: Sequence[ResponseTool]) -> Iterator[FlatTool]:
     """Yield the tools that the caller runs, with those in namespaces."""
-    for each in tools:
-        if isinstance(each, Namespace):
-            told = each.description
-            for tool in each.tools:
+    for entry in tools:
+        if isinstance(entry, Namespace):
+            preface = entry.description
+            for tool in entry.tools:
                 if not isinstance(tool, ForeignTool):
-                    yield FlatTool(joined(each.name, tool.name), tool, each.name, told)
-                    told = None
-        elif not isinstance(each, ForeignTool):
-            yield FlatTool(each.name, each)
+                    yield FlatTool(joined(entry.name, tool.name), tool, entry.name, preface)
+                    preface = None
+        elif not isinstance(entry, ForeignTool):
+            yield FlatTool(entry.name, entry)
 
 
 def namespaces(tools: Sequence[ResponseTool]) -> dict[str, tuple[str, str]]:
     """Return the namespace and the own name of each tool in one, by its name in a chat."""
     return {
-        each.name: (each.namespace, each.tool.name)
-        for each in flat(tools)
-        if each.namespace is not None
+        entry.name: (entry.namespace, entry.tool.name)
+        for entry in flat(tools)
+        if entry.namespace is not None
     }
 
 
 def custom_names(tools: Sequence[ResponseTool]) -> frozenset[str]:
     """Return the names in a chat of the tools that take a text."""
-    return frozenset(each.name for each in flat(tools) if isinstance(each.tool, ResponseCustom))
+    return frozenset(entry.name for entry in flat(tools) if isinstance(entry.tool, ResponseCustom))
 
 
-def chat_tools(asked: ResponsesRequest) -> JsonObject:
+def chat_tools(request: ResponsesRequest) -> JsonObject:
     """Return the fields of a chat that say which tools there are. Raises InvalidJob."""
-    tools, known = [*flat(asked.tools)], dict[str, str | None]()
-    if not tools and asked.tool_choice == "auto":
+    tools, by_name = [*flat(request.tools)], dict[str, str | None]()
+    if not tools and request.tool_choice == "auto":
         return {}
-    for each in tools:
-        if each.name in known and (each.namespace or known[each.name]):
-            raise InvalidJob(f"tools: two tools are called {each.name!r}; rename one", "tools")
-        known[each.name] = each.namespace
+    for entry in tools:
+        if entry.name in by_name and (entry.namespace or by_name[entry.name]):
+            raise InvalidJob(f"tools: two tools are called {entry.name!r}; rename one", "tools")
+        by_name[entry.name] = entry.namespace
     return {
-        "tools": [_chat_tool(each) for each in tools],
-        "tool_choice": _choice(asked),
-        "parallel_tool_calls": asked.parallel_tool_calls,
+        "tools": [_chat_tool(entry) for entry in tools],
+        "tool_choice": _choice(request),
+        "parallel_tool_calls": request.parallel_tool_calls,
     }
 
 
@@ -95,46 +95,46 @@ def shown_tools(tools: Sequence[ResponseTool]) -> list[JsonValue]:
     return [_shown(tool) for tool in tools if not isinstance(tool, ForeignTool)]
 
 
-def _chat_tool(each: FlatTool) -> JsonValue:
-    told: JsonObject = each.tool.model_dump(exclude={"type"}, exclude_none=True)
-    told["name"] = each.name
-    if each.told:
-        told["description"] = "\n\n".join(filter(None, (each.told, each.tool.description)))
-    if isinstance(each.tool, ResponseCustom) and isinstance(each.tool.format, InputGrammar):
-        grammar = each.tool.format.model_dump(exclude={"type"})
-        told["format"] = {"type": "grammar", "grammar": grammar}  # in chats it lies deeper
-    return {"type": each.tool.type, each.tool.type: told}
+def _chat_tool(entry: FlatTool) -> JsonValue:
+    fields: JsonObject = entry.tool.model_dump(exclude={"type"}, exclude_none=True)
+    fields["name"] = entry.name
+    if entry.preface:
+        fields["description"] = "\n\n".join(filter(None, (entry.preface, entry.tool.description)))
+    if isinstance(entry.tool, ResponseCustom) and isinstance(entry.tool.format, InputGrammar):
+        grammar = entry.tool.format.model_dump(exclude={"type"})
+        fields["format"] = {"type": "grammar", "grammar": grammar}  # in chats it lies deeper
+    return {"type": entry.tool.type, entry.tool.type: fields}
 
 
-def _choice(asked: ResponsesRequest) -> JsonValue:
-    choice = asked.tool_choice
+def _choice(request: ResponsesRequest) -> JsonValue:
+    choice = request.tool_choice
     if isinstance(choice, AllowedChoices):
-        tools = [named for one in choice.tools for named in _named(one, asked)]
+        tools = [shape for member in choice.tools for shape in _named(member, request)]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
     if isinstance(choice, str):
         return choice
-    return next(_named(choice, asked))
+    return next(_named(choice, request))
 
 
 def _named(
-    choice: NamedChoice | NamedNamespace | ForeignTool, asked: ResponsesRequest
+    choice: NamedChoice | NamedNamespace | ForeignTool, request: ResponsesRequest
 ) -> Iterator[JsonValue]:
     """Yield the tools that a choice names, as a chat's choice names each."""
     if isinstance(choice, ForeignTool):
         yield {"type": choice.type}
     elif isinstance(choice, NamedNamespace):
-        for each in flat(asked.tools):
-            if each.namespace == choice.name:
-                yield {"type": each.tool.type, each.tool.type: {"name": each.name}}
+        for entry in flat(request.tools):
+            if entry.namespace == choice.name:
+                yield {"type": entry.tool.type, entry.tool.type: {"name": entry.name}}
     else:
         yield {"type": choice.type, choice.type: {"name": joined(choice.namespace, choice.name)}}
 
 
 def _shown(tool: Namespace | ResponseFunction | ResponseCustom) -> JsonValue:
     """Return a tool as it is understood: its arguments are held strictly, or as far as they can."""
-    told: JsonObject = tool.model_dump(exclude_none=True)
+    fields: JsonObject = tool.model_dump(exclude_none=True)
     if isinstance(tool, ResponseFunction):
-        return {"parameters": {}, **told, "strict": tool.strict is True}
+        return {"parameters": {}, **fields, "strict": tool.strict is True}
     if isinstance(tool, Namespace):
-        return {"description": "", **told, "tools": shown_tools(tool.tools)}
-    return told
+        return {"description": "", **fields, "tools": shown_tools(tool.tools)}
+    return fields

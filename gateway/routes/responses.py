@@ -61,7 +61,7 @@ async def input_tokens(request: Request, gateway: Open) -> Response:
     """Count the tokens of a prompt."""
     ask, body = ask_of(request), HttpBody(request, gateway)
     form = await read_with_items(gateway, ask, body, partial(input_tokens_form, ask.caller))
-    gateway.tell_ignored(ask, form.ignored)
+    gateway.tell_ignored(ask, form.ignored_names)
 
     def counted(form: TextContext, result: Result) -> JsonObject:
         count = len(result.choices[0].prompt_ids or ())

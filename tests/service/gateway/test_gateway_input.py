@@ -484,7 +484,7 @@ def test_what_has_no_effect_in_one_of_the_two_is_named(
 def test_of_all_that_is_refused_each_is_tried() -> None:
     assert {field for field, _, _ in UNSUPPORTED} | {
         field for fields, _ in IN_CHAT_ALONE + IN_TEXT_ALONE for field in fields
-    } >= unsupported.UNSUPPORTED
+    } >= unsupported.UNSUPPORTED_NAMES
 
 
 def test_parameters_that_ask_for_nothing_more_are_taken(http: httpx.Client) -> None:

@@ -11,5 +11,5 @@ def test_each_good_body_is_taken_and_every_field_of_it_means_something() -> None
         chat_form(Caller(), GOOD["/v1/chat/completions"]),
         text_form(Caller(), GOOD["/v1/completions"]),
     ):
-        assert not form.ignored
+        assert not form.ignored_names
     assert any_job("", Caller(), flattened(GOOD["/v1/jobs"]))
