@@ -47,24 +47,24 @@ def choose_ref(logits: Tensor, choice: ExpertChoice, bias: Tensor | None) -> tup
     ranks = scores if bias is None else scores + bias
     num_groups, chosen_groups = choice.groups
     if chosen_groups < num_groups:
-        grouped = ranks.view(len(ranks), num_groups, -1)
-        best = grouped.topk(choice.of_best, -1).values.sum(-1)
+        group_ranks = ranks.view(len(ranks), num_groups, -1)
+        best = group_ranks.topk(choice.of_best, -1).values.sum(-1)
         left_out = torch.ones_like(best, dtype=torch.bool)
         left_out.scatter_(1, best.topk(chosen_groups, -1).indices, False)
-        ranks = grouped.masked_fill(left_out[..., None], -torch.inf).view(ranks.shape)
-    chosen = ranks.topk(choice.num_chosen, -1).indices
-    shares = scores.gather(1, chosen)
+        ranks = group_ranks.masked_fill(left_out[..., None], -torch.inf).view(ranks.shape)
+    experts = ranks.topk(choice.num_chosen, -1).indices
+    shares = scores.gather(1, experts)
     if choice.normalises:
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
-    return chosen.to(torch.int32), shares * choice.factor
+    return experts.to(torch.int32), shares * choice.factor
 
 
 def choose_compiled(
     ops: ctypes.CDLL, logits: Tensor, choice: ExpertChoice, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    chosen = torch.empty(len(logits), choice.num_chosen, dtype=torch.int32)
+    experts = torch.empty(len(logits), choice.num_chosen, dtype=torch.int32)
     shares = torch.empty(len(logits), choice.num_chosen)
-    packed = PackedChoice(
+    packed_choice = PackedChoice(
         None if bias is None else bias.data_ptr(),
         choice.num_experts,
         choice.num_chosen,
@@ -75,9 +75,13 @@ def choose_compiled(
         choice.factor,
     )
     ops.choose(
-        logits.data_ptr(), ctypes.byref(packed), chosen.data_ptr(), shares.data_ptr(), len(logits)
+        logits.data_ptr(),
+        ctypes.byref(packed_choice),
+        experts.data_ptr(),
+        shares.data_ptr(),
+        len(logits),
     )
-    return chosen, shares
+    return experts, shares
 
 
 class PackedChoice(ctypes.Structure):

@@ -40,7 +40,7 @@ class ProductTile(NamedTuple):
     num_stages: int
 
 
-FEW, MANY = ProductTile(16, 64, 128, 4, 4), ProductTile(64, 128, 64, 4, 3)
+SMALL_TILE, LARGE_TILE = ProductTile(16, 64, 128, 4, 4), ProductTile(64, 128, 64, 4, 3)
 
 
 class ExpertsOnGpu:
@@ -62,7 +62,7 @@ class ExpertsOnGpu:
     def add(
         self,
         x: Tensor,
-        chosen: Tensor,
+        expert_ids: Tensor,
         shares: Tensor,
         residual: Tensor,
         deterministic: bool = False,
@@ -70,25 +70,25 @@ class ExpertsOnGpu:
         """Add the result to residual [tokens, hidden], contiguous, in place; return it.
 
         x              [tokens, hidden], contiguous
-        chosen         [tokens, num_chosen] int32
+        expert_ids     [tokens, num_chosen] int32
         shares         [tokens, num_chosen] float32
         deterministic  a row's bits are the same whatever rows come with it
         """
         for start in range(0, len(x), _TOKENS):
             rows = slice(start, start + _TOKENS)
-            self._add(x[rows], chosen[rows], shares[rows], residual[rows], deterministic)
+            self._add(x[rows], expert_ids[rows], shares[rows], residual[rows], deterministic)
         return residual
 
     def _add(
-        self, x: Tensor, chosen: Tensor, shares: Tensor, residual: Tensor, deterministic: bool
+        self, x: Tensor, expert_ids: Tensor, shares: Tensor, residual: Tensor, deterministic: bool
     ) -> None:
-        num_experts, num_chosen = len(self._up.numbers), chosen.shape[1]
-        is_few = deterministic or chosen.numel() <= MANY.rows * num_experts // 2
-        tile = FEW if is_few else MANY
-        blocks = blocks_of(chosen, num_experts, tile.rows)
+        num_experts, num_chosen = len(self._up.numbers), expert_ids.shape[1]
+        is_few = deterministic or expert_ids.numel() <= LARGE_TILE.rows * num_experts // 2
+        tile = SMALL_TILE if is_few else LARGE_TILE
+        blocks = blocks_of(expert_ids, num_experts, tile.rows)
         up = grouped_product(x, self._up, blocks, tile, num_chosen)
-        activated = activate_triton(up, self._activation)
-        down = grouped_product(activated, self._down, blocks, tile, 1)
+        activations = activate_triton(up, self._activation)
+        down = grouped_product(activations, self._down, blocks, tile, 1)
         tokens, hidden = residual.shape
         _weighed_sum[(tokens, triton.cdiv(hidden, _COLUMNS))](
             down,
@@ -96,7 +96,7 @@ class ExpertsOnGpu:
             residual,
             self._factor,
             HIDDEN=hidden,
-            CHOSEN=num_chosen,
+            NUM_CHOSEN=num_chosen,
             BLOCK=_COLUMNS,
         )
 
@@ -114,9 +114,9 @@ class Blocks:
     experts: Tensor
 
 
-def blocks_of(chosen: Tensor, num_experts: int, rows: int) -> Blocks:
-    """Bring the rows of each expert together: chosen [tokens, num_chosen] int32."""
-    numbers, device = chosen.flatten().to(torch.int64), chosen.device
+def blocks_of(expert_ids: Tensor, num_experts: int, rows: int) -> Blocks:
+    """Bring the rows of each expert together: expert_ids [tokens, num_chosen] int32."""
+    numbers, device = expert_ids.flatten().to(torch.int64), expert_ids.device
     count = len(numbers)
     most = count // rows + min(count, num_experts)  # an expert has at most one block that is short
     order = numbers.argsort(stable=True)
@@ -158,16 +158,16 @@ def grouped_product(
         NUM_EXPERTS=len(numbers),
         OUTER=outer,
         INNER=weights.in_features,
-        CHOSEN=num_chosen,
+        NUM_CHOSEN=num_chosen,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         BITS=weights.bits,
         GROUP=weights.group,
         GROUPS=1 if scales is None else scales.shape[-1],
-        SCALED=scales is not None,
-        ROUNDED=of_x is not None,
-        INTERPRETED=INTERPRETED,
+        HAS_SCALES=scales is not None,
+        IS_FP8=of_x is not None,
+        IS_INTERPRETED=INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -187,16 +187,16 @@ def _grouped_product(
     NUM_EXPERTS: tl.constexpr,
     OUTER: tl.constexpr,
     INNER: tl.constexpr,
-    CHOSEN: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    SCALED: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
     expert = tl.load(experts_ptr + block)
@@ -207,25 +207,25 @@ def _grouped_product(
     pairs = pairs.to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < OUTER
-    x_rows = x_ptr + (pairs // CHOSEN)[:, None] * INNER
+    x_rows = x_ptr + (pairs // NUM_CHOSEN)[:, None] * INNER
     at_columns = expert.to(tl.int64) * OUTER + columns
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     if BITS == 4:
         sums = add_four_bits(
             sums, x_rows, is_row, weights_ptr, scales_ptr, at_columns, is_column,
-            INNER, GROUP, GROUPS, INTERPRETED,
+            INNER, GROUP, GROUPS, IS_INTERPRETED,
         )  # fmt: skip
     else:
         weight_ptr = weights_ptr + expert.to(tl.int64) * OUTER * INNER
         weight_rows = weight_ptr + columns[None, :].to(tl.int64) * INNER
         sums = _add_numbers(
-            sums, x_rows, is_row, weight_rows, is_column, INNER, DEPTH, ROUNDED, INTERPRETED
+            sums, x_rows, is_row, weight_rows, is_column, INNER, DEPTH, IS_FP8, IS_INTERPRETED
         )
-        if SCALED:
+        if HAS_SCALES:
             of_columns = tl.load(scales_ptr + at_columns, mask=is_column, other=0.0)
             factors = of_columns.to(tl.float32)[None, :]
-            if ROUNDED:
-                of_rows = tl.load(x_scales_ptr + pairs // CHOSEN, mask=is_row, other=0.0)
+            if IS_FP8:
+                of_rows = tl.load(x_scales_ptr + pairs // NUM_CHOSEN, mask=is_row, other=0.0)
                 factors = of_rows[:, None] * factors
             sums *= factors
     out_ptrs = out_ptr + pairs[:, None] * OUTER + columns[None, :]
@@ -242,8 +242,8 @@ def _add_numbers(
     is_column,
     INNER: tl.constexpr,
     DEPTH: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     """Return the sums plus rows by some columns of a weight that has a number in each place.
 
@@ -262,9 +262,9 @@ def _add_numbers(
             x = tl.load(x_ptrs + begin, mask=is_row[:, None] & inside[None, :], other=0.0)
             is_weight = is_column[None, :] & inside[:, None]
             weight = tl.load(weight_ptrs + begin, mask=is_weight, other=0.0)
-        if INTERPRETED:
+        if IS_INTERPRETED:
             x = x.to(tl.float32)
-        if ROUNDED:  # sums within a product of FP8 have few bits, so they are short
+        if IS_FP8:  # sums within a product of FP8 have few bits, so they are short
             sums += tl.dot(x, weight.to(x.dtype), input_precision="ieee")
         else:
             sums = tl.dot(x, weight.to(x.dtype), sums, input_precision="ieee")
@@ -278,20 +278,20 @@ def _weighed_sum(
     residual_ptr,
     factor,
     HIDDEN: tl.constexpr,
-    CHOSEN: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for number in tl.static_range(CHOSEN):
-        share = tl.load(shares_ptr + token * CHOSEN + number)
-        at = (token * CHOSEN + number) * HIDDEN + column
+    for number in tl.static_range(NUM_CHOSEN):
+        share = tl.load(shares_ptr + token * NUM_CHOSEN + number)
+        at = (token * NUM_CHOSEN + number) * HIDDEN + column
         total += share * tl.load(made_ptr + at, mask=inside, other=0.0).to(tl.float32)
     at = token * HIDDEN + column
     dtype = residual_ptr.dtype.element_ty
     # The sum is rounded before it is added, as torch does it.
-    made = (total * factor).to(dtype).to(tl.float32)
+    addend = (total * factor).to(dtype).to(tl.float32)
     residual = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(residual_ptr + at, (residual + made).to(dtype), mask=inside)
+    tl.store(residual_ptr + at, (residual + addend).to(dtype), mask=inside)

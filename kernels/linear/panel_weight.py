@@ -99,7 +99,7 @@ class PanelWeight:
         if bias is not None:
             self._bias = torch.zeros(parts, columns)
             self._bias[:, : self.out_features] = bias.view(parts, -1)
-        self.packed = PackedWeight(
+        self.layout = PackedWeight(
             self._panels.data_ptr(),
             self._scales.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
@@ -109,7 +109,7 @@ class PanelWeight:
             self._group,
             factor,
         )
-        self._weight = ctypes.byref(self.packed)
+        self._weight = ctypes.byref(self.layout)
 
     def _pack(self, weight: Tensor, part: int) -> None:
         panels = self._panels[part].data_ptr()
@@ -136,7 +136,7 @@ class PanelWeight:
 
         out  [rows, out_features], contiguous, of the type that `after` says
         """
-        failed = self.ops.linear(x.data_ptr(), self._weight, out.data_ptr(), len(x), after)
-        if failed:
+        has_failed = self.ops.linear(x.data_ptr(), self._weight, out.data_ptr(), len(x), after)
+        if has_failed:
             raise MemoryError(f"a product of {len(x)} rows found no memory to lay them out")
         return out

@@ -19,7 +19,7 @@ def quantise(weight: Tensor, packing: Packing) -> Weight:
     """Round a weight [out_features, in_features] bf16."""
     group = packing.group or weight.shape[1]
     parts = [_rounded(rows, packing.bits, group) for rows in torch.split(weight, _ROWS)]
-    numbers, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+    numbers, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return Weight(numbers, scales, group, weight.shape[1])
 
 
@@ -27,20 +27,20 @@ def quantise_fp8(weight: Tensor) -> Weight:
     """Round a weight [out_features, in_features] to fp8, with a scale for each row."""
     numbers = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device).view(FP8)
     scales = torch.empty((len(weight), 1), dtype=torch.float32, device=weight.device)
-    pieces = (torch.split(each, _ROWS) for each in (weight, numbers, scales))
+    pieces = (torch.split(tensor, _ROWS) for tensor in (weight, numbers, scales))
     for rows, to_numbers, to_scales in zip(*pieces, strict=True):
-        rounded, of_rows = quantise_rows_ref(rows)
-        to_numbers.copy_(rounded)
-        to_scales.copy_(of_rows)
+        row_numbers, row_scales = quantise_rows_ref(rows)
+        to_numbers.copy_(row_numbers)
+        to_scales.copy_(row_scales)
     return Weight(numbers, scales, weight.shape[1], weight.shape[1])
 
 
 def _rounded(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    padded = F.pad(weight.float(), (0, -weight.shape[1] % group))
-    grouped = padded.view(len(weight), -1, group)
-    most = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))
+    rows = F.pad(weight.float(), (0, -weight.shape[1] % group))
+    groups = rows.view(len(weight), -1, group)
+    most = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     scales = (most.abs() / 127 if bits == 8 else most / -8).to(torch.bfloat16)
-    exact = (grouped / scales.float()).round().nan_to_num(0.0)
+    exact = (groups / scales.float()).round().nan_to_num(0.0)
     numbers = exact.masked_fill(scales == 0, 0.0)
     if bits == 8:
         return numbers.clamp(-127, 127).to(torch.int8).flatten(1), scales.squeeze(-1)

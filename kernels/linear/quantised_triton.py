@@ -58,7 +58,7 @@ def quantised_product(
         ROWS=tile_rows,
         COLUMNS=TILE_COLUMNS,
         DEPTH=STEP_DEPTH,
-        INTERPRETED=INTERPRETED,
+        IS_INTERPRETED=INTERPRETED,
         num_warps=4,
         num_stages=4,
     )
@@ -84,10 +84,10 @@ def _quantised_product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     # The interpreter has no bf16.
-    NARROW: tl.constexpr = tl.float32 if INTERPRETED else tl.bfloat16
+    NARROW: tl.constexpr = tl.float32 if IS_INTERPRETED else tl.bfloat16
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < rows
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -109,7 +109,7 @@ def _quantised_product(
     else:
         sums = add_four_bits(
             sums, x_rows, is_row, numbers_ptr, scales_ptr, column.to(tl.int64), is_column,
-            INNER, GROUP, GROUPS, INTERPRETED,
+            INNER, GROUP, GROUPS, IS_INTERPRETED,
         )  # fmt: skip
     if HAS_BIAS:
         sums += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
@@ -133,7 +133,7 @@ def add_four_bits(
     INNER: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     """Return the sums plus rows by some columns of a weight of 4 bits.
 
@@ -141,14 +141,14 @@ def add_four_bits(
     x_rows  [rows, 1] pointers at their first numbers
     column  [columns] int64
     """
-    NARROW: tl.constexpr = tl.float32 if INTERPRETED else tl.bfloat16
+    NARROW: tl.constexpr = tl.float32 if IS_INTERPRETED else tl.bfloat16
     HALF: tl.constexpr = GROUP // 2
     depth = tl.arange(0, HALF)
     bytes_ptr = numbers_ptr + column[None, :] * (GROUPS * HALF) + depth[:, None]
     for group in range(GROUPS):
-        both = tl.load(bytes_ptr + group * HALF, mask=is_column[None, :], other=0)
-        low = ((both & 15).to(tl.int32) - 8).to(NARROW)
-        high = ((both >> 4).to(tl.int32) - 8).to(NARROW)
+        byte = tl.load(bytes_ptr + group * HALF, mask=is_column[None, :], other=0)
+        low = ((byte & 15).to(tl.int32) - 8).to(NARROW)
+        high = ((byte >> 4).to(tl.int32) - 8).to(NARROW)
         at = group * GROUP + depth
         x_low = tl.load(
             x_rows + at[None, :], mask=is_row[:, None] & (at < INNER)[None, :], other=0.0

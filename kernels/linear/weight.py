@@ -49,23 +49,25 @@ class Weight:
 
     def rows(self, index: Tensor | slice) -> Tensor:
         """Return what rows stand for: [rows, in_features], bf16 of a packed weight."""
-        chosen = self[index]
-        numbers, scales = chosen.numbers, chosen.scales
+        weight = self[index]
+        numbers, scales = weight.numbers, weight.scales
         if scales is None:
             return numbers
         if self.bits == 4:
             halves = numbers.view(len(numbers), -1, 1, self.group // 2)
             numbers = torch.cat((halves & 15, halves >> 4), 2).to(torch.int8) - 8
-        grouped = numbers.reshape(*scales.shape, -1)
-        spread = (grouped.to(torch.bfloat16) * scales[..., None]).to(torch.bfloat16)
-        return spread.view(len(scales), -1)[:, : self.in_features]
+        groups = numbers.reshape(*scales.shape, -1)
+        values = (groups.to(torch.bfloat16) * scales[..., None]).to(torch.bfloat16)
+        return values.view(len(scales), -1)[:, : self.in_features]
 
 
 def stack(weights: Sequence[Weight]) -> Weight:
     """Return weights of one shape and kind as one, [weights, out_features, in_features]."""
     first = weights[0]
-    numbers = torch.stack([_as_bytes(each.numbers) for each in weights]).view(first.numbers.dtype)
-    scales = [each.scales for each in weights if each.scales is not None]
+    numbers = torch.stack([_as_bytes(weight.numbers) for weight in weights]).view(
+        first.numbers.dtype
+    )
+    scales = [weight.scales for weight in weights if weight.scales is not None]
     return replace(first, numbers=numbers, scales=torch.stack(scales) if scales else None)
 
 

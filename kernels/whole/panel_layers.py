@@ -54,7 +54,7 @@ class PanelLayers:
         self._parts = parts  # kept, since the compiled call reads their memory
         self._shape = shape
         self._layers = (_Layer * len(parts))(*map(_layer, parts))
-        widest = max(max(each.qkv.out_features, each.gate_up.out_features) for each in parts)
+        widest = max(max(layer.qkv.out_features, layer.gate_up.out_features) for layer in parts)
         self._room = parts[0].qkv.in_features + 2 * shape.num_heads * shape.head_dim + widest
 
     def ops(self, kv_cache: Tensor, backend: Backend) -> ctypes.CDLL | None:
@@ -73,8 +73,8 @@ class PanelLayers:
         tables = spans.block_tables.contiguous()
         of_all = ctypes.c_void_p * len(rotations)
         batch = _Pass(
-            of_all(*[each.cos.data_ptr() for each in rotations]),
-            of_all(*[each.sin.data_ptr() for each in rotations]),
+            of_all(*[rotation.cos.data_ptr() for rotation in rotations]),
+            of_all(*[rotation.sin.data_ptr() for rotation in rotations]),
             slot_mapping.data_ptr(),
             spans.query_start.data_ptr(),
             spans.context_lens.data_ptr(),
@@ -87,10 +87,12 @@ class PanelLayers:
             self._shape.head_dim,
             kv_caches[0].shape[3],
         )
-        blocks = (ctypes.c_void_p * len(kv_caches))(*[each.data_ptr() for each in kv_caches])
+        blocks = (ctypes.c_void_p * len(kv_caches))(
+            *[kv_cache.data_ptr() for kv_cache in kv_caches]
+        )
         rows = -(-len(hidden) // 16) * 16
         room = torch.empty(rows, self._room, dtype=torch.bfloat16)
-        failed = ops.run_layers(
+        has_failed = ops.run_layers(
             self._layers,
             len(self._layers),
             ctypes.byref(batch),
@@ -98,7 +100,7 @@ class PanelLayers:
             hidden.data_ptr(),
             room.data_ptr(),
         )
-        if failed:
+        if has_failed:
             raise MemoryError(f"the layers found no memory for {len(hidden)} rows")
         return hidden
 
@@ -135,10 +137,10 @@ class _Pass(ctypes.Structure):
 def _layer(parts: LayerParts) -> _Layer:
     norms = parts.head_norms
     return _Layer(
-        parts.qkv.packed,
-        parts.output.packed,
-        parts.gate_up.packed,
-        parts.down.packed,
+        parts.qkv.layout,
+        parts.output.layout,
+        parts.gate_up.layout,
+        parts.down.layout,
         packed_norm(parts.attention_in),
         packed_norm(parts.attention_out),
         packed_norm(parts.mlp_in),

@@ -29,8 +29,8 @@ from penstock.kernels.attention.split_keys_triton import _merge  # noqa: E402
 from penstock.kernels.cache.rotate_and_store_triton import _rotate_and_store  # noqa: E402
 from penstock.kernels.cache.store_latents_triton import _store_latents  # noqa: E402
 from penstock.kernels.linear.experts_triton import (  # noqa: E402
-    FEW,
-    MANY,
+    LARGE_TILE,
+    SMALL_TILE,
     ProductTile,
     _grouped_product,
 )
@@ -132,7 +132,7 @@ def rows() -> Iterator[tuple[Any, ...]]:
                 found = _quantised(bits, group, tile_rows, made_for)
                 yield (f"{bits} bits, {tile_rows} rows", "Llama-3 8B", target, *found)
         for name, shape in EXPERTS.items():
-            for what, tile in (("few", FEW), ("many", MANY)):
+            for what, tile in (("few", SMALL_TILE), ("many", LARGE_TILE)):
                 found = _experts(*shape, tile, made_for)
                 yield (f"experts, {what} rows", name, target, *found)
                 if target == "sm_90":
@@ -206,10 +206,10 @@ def _experts(
     types |= {"out_ptr": "*bf16", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32"}
     types |= {"pairs_ptr": "*i32", "experts_ptr": "*i32", "count": "i32"}
     constants = {
-        "NUM_EXPERTS": num_experts, "OUTER": 2 * width, "INNER": hidden, "CHOSEN": num_chosen,
+        "NUM_EXPERTS": num_experts, "OUTER": 2 * width, "INNER": hidden, "NUM_CHOSEN": num_chosen,
         "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth,
         "BITS": 8 if is_fp8 else 16, "GROUP": hidden, "GROUPS": 1,
-        "SCALED": is_fp8, "ROUNDED": is_fp8, "INTERPRETED": False,
+        "HAS_SCALES": is_fp8, "IS_FP8": is_fp8, "IS_INTERPRETED": False,
     }  # fmt: skip
     how = tile.num_warps, tile.num_stages
     return compiled(_grouped_product, types, constants, made_for, *how)
@@ -247,7 +247,7 @@ def _quantised(bits: int, group: int, tile_rows: int, made_for: GPUTarget) -> tu
     constants = {
         "OUTER": 2 * width, "INNER": hidden, "BITS": bits, "GROUP": group,
         "GROUPS": hidden // group, "HAS_BIAS": False, "ADDS": False, "ROWS": tile_rows,
-        "COLUMNS": TILE_COLUMNS, "DEPTH": STEP_DEPTH, "INTERPRETED": False,
+        "COLUMNS": TILE_COLUMNS, "DEPTH": STEP_DEPTH, "IS_INTERPRETED": False,
     }  # fmt: skip
     return compiled(_quantised_product, types, constants, made_for, 4, 4)
 

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from penstock.kernels.linear.experts import experts_ref
 from penstock.kernels.linear.experts_triton import (
-    FEW,
-    MANY,
+    LARGE_TILE,
+    SMALL_TILE,
     ExpertsOnGpu,
     ProductTile,
     blocks_of,
@@ -52,7 +52,7 @@ def test_each_pair_is_in_one_block_of_its_expert(
         assert not (is_real[1:] > is_real[:-1]).any(), "what fills up comes last"
 
 
-@pytest.mark.parametrize("tile", [FEW, MANY, ProductTile(16, 32, 32, 4, 3)])
+@pytest.mark.parametrize("tile", [SMALL_TILE, LARGE_TILE, ProductTile(16, 32, 32, 4, 3)])
 @pytest.mark.parametrize("inner, outer", [(64, 96), (37, 50), (200, 130)])
 @pytest.mark.parametrize("dtype, tolerance", TYPES)
 def test_a_grouped_product(
