@@ -49,8 +49,8 @@ class DecoderLayer:
         """Compute the layer: hidden [tokens, hidden_size], overwritten -> the same shape."""
         norms = self.norms
         rows = norms.attention_in(hidden) if norms.attention_in else hidden
-        attended = self.attention(rows, kv_cache, plan)
-        hidden = _added(self.output, attended, norms.attention_out, hidden, plan)
+        out = self.attention(rows, kv_cache, plan)
+        hidden = _added(self.output, out, norms.attention_out, hidden, plan)
         if not self.is_parallel:
             rows = norms.mlp_in(hidden) if norms.mlp_in else hidden
         return _added(self.mlp, rows, norms.mlp_out, hidden, plan)
@@ -61,7 +61,7 @@ class DecoderLayer:
         if not isinstance(self.mlp, MLP) or not isinstance(attention, Attention):
             return None
         products = attention.qkv, self.output, self.mlp.up, self.mlp.down
-        panels = [each.panels for each in products if each.panels is not None]
+        panels = [product.panels for product in products if product.panels is not None]
         if len(panels) < len(products):
             return None
         qkv, output, up, down = panels
@@ -119,7 +119,7 @@ class DecoderLayers:
 
 
 def _together(layers: list[DecoderLayer]) -> PanelLayers | None:
-    parts = [known for layer in layers if (known := layer.parts()) is not None]
+    parts = [layer_parts for layer in layers if (layer_parts := layer.parts()) is not None]
     shapes = {layer.attention.shape for layer in layers}
     return (
         PanelLayers(parts, shapes.pop()) if len(parts) == len(layers) and len(shapes) == 1 else None

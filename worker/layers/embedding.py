@@ -36,9 +36,9 @@ class Head:
         panels = self.product.panels
         if panels is None:
             return self.product.wide(hidden, pass_)
-        rows, held = len(hidden), len(self._scores)
-        if held < rows:  # megabytes: new memory costs a page fault for every thousand
-            self._scores = torch.empty(max(rows, 2 * held), panels.out_features)
+        rows, capacity = len(hidden), len(self._scores)
+        if capacity < rows:  # megabytes: new memory costs a page fault for every thousand
+            self._scores = torch.empty(max(rows, 2 * capacity), panels.out_features)
         return panels.multiply(hidden, self._scores[:rows], After.WIDE)
 
 
@@ -52,5 +52,5 @@ def tied(
     factor, softcap  what is done to the logits
     """
     product = linear(weight, None, arithmetic, factor=factor)
-    kept = product.panels or product.weight or weight
-    return kept.rows, Head(product, softcap)
+    source = product.panels or product.weight or weight
+    return source.rows, Head(product, softcap)

@@ -38,15 +38,15 @@ class Router:
 class Experts:
     """A mixture of experts: x [tokens, hidden] -> [tokens, hidden].
 
-    shared  what every token goes through besides
-    gate    one number a token, whose sigmoid is the share of that; None means 1
+    shared_mlp  what every token goes through besides
+    gate        one number a token, whose sigmoid is the share of that; None means 1
     """
 
     def __init__(
-        self, router: Router, experts: list[MLP], shared: MLP | None, gate: Linear | None
+        self, router: Router, experts: list[MLP], shared_mlp: MLP | None, gate: Linear | None
     ) -> None:
         self._router = router
-        self._shared = shared
+        self._shared_mlp = shared_mlp
         self._gate = gate
         self._on_cpu = _on_cpu(experts)
         self._on_gpu = None if self._on_cpu else _on_gpu(experts)
@@ -63,32 +63,33 @@ class Experts:
 
     def add(self, x: Tensor, residual: Tensor, pass_: Pass) -> Tensor:
         """Return the result plus residual, which may be overwritten."""
-        chosen, shares = self._router(x, pass_)
+        expert_ids, shares = self._router(x, pass_)
         if self._on_cpu is not None:
-            residual = self._on_cpu.add(x, chosen, shares, residual)
+            residual = self._on_cpu.add(x, expert_ids, shares, residual)
         elif self._on_gpu is not None:
-            residual = self._on_gpu.add(x, chosen, shares, residual, pass_.deterministic)
+            residual = self._on_gpu.add(x, expert_ids, shares, residual, pass_.deterministic)
         else:
-            experts = [partial(each, pass_=pass_) for each in self._apart]
-            residual = residual + experts_ref(x, experts, chosen, shares)
-        if self._shared is None:
+            experts = [partial(expert, pass_=pass_) for expert in self._apart]
+            residual = residual + experts_ref(x, experts, expert_ids, shares)
+        if self._shared_mlp is None:
             return residual
         if self._gate is None:
-            return self._shared.add(x, residual, pass_)
+            return self._shared_mlp.add(x, residual, pass_)
         # As here `exp` and quotients give a row the same bits whatever rows come with it.
         share = 1 / (1 + self._gate.wide(x, pass_).neg().exp())
-        return residual + self._shared(x, pass_) * share.to(x.dtype)
+        return residual + self._shared_mlp(x, pass_) * share.to(x.dtype)
 
 
 def _on_cpu(experts: list[MLP]) -> PanelExperts | None:
-    up = [each.up.panels for each in experts if each.up.panels is not None]
-    down = [each.down.panels for each in experts if each.down.panels is not None]
+    up = [expert.up.panels for expert in experts if expert.up.panels is not None]
+    down = [expert.down.panels for expert in experts if expert.down.panels is not None]
     return PanelExperts(up, down) if len(up) == len(down) == len(experts) else None
 
 
 def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
     """Stack the weights of experts on a GPU. None where they are elsewhere, or have biases."""
-    up, down = _stacked([each.up for each in experts]), _stacked([each.down for each in experts])
+    up = _stacked([expert.up for expert in experts])
+    down = _stacked([expert.down for expert in experts])
     if up is None or down is None:
         return None
     activation = experts[0].up.activation
@@ -100,6 +101,10 @@ def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
 
 
 def _stacked(products: list[Linear]) -> Weight | None:
-    weights = [each.weight for each in products if each.bias is None and each.weight is not None]
+    weights = [
+        product.weight
+        for product in products
+        if product.bias is None and product.weight is not None
+    ]
     is_there = len(weights) == len(products) and on_gpu(weights[0].numbers)
     return stack(weights) if is_there else None

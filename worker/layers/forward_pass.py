@@ -31,7 +31,7 @@ class PassPlan(Pass):
     backend: Backend = "auto"
     _stores: dict[tuple[HeadShape, int | None], Store] = field(default_factory=dict)
     _latent_stores: dict[int, StoreLatents] = field(default_factory=dict)
-    _divided: "dict[int, Divided]" = field(default_factory=dict)
+    _divisions: "dict[int, Divided]" = field(default_factory=dict)
     _attends: dict[tuple[HeadShape, int | None], Attend] = field(default_factory=dict)
 
     def store(self, shape: HeadShape, kv_cache: Tensor, table: int | None) -> Store:
@@ -50,9 +50,9 @@ class PassPlan(Pass):
 
     def divided(self, least: int) -> "Divided":
         """Return the pass divided into slices of `least` rows or more, and the others."""
-        if least not in self._divided:
-            self._divided[least] = _divide(self, least)
-        return self._divided[least]
+        if least not in self._divisions:
+            self._divisions[least] = _divide(self, least)
+        return self._divisions[least]
 
     def attend(self, shape: HeadShape, kv_cache: Tensor, window: int | None) -> Attend:
         if (shape, window) not in self._attends:
@@ -77,10 +77,10 @@ class Divided:
 
 
 def _divide(plan: PassPlan, least: int) -> Divided:
-    found, spans = read_spans(plan.spans, None), plan.spans
+    slices, spans = read_spans(plan.spans, None), plan.spans
     device = spans.context_lens.device
-    long = [span for span in found if span.stop - span.start >= least]
-    short = [span for span in found if span.stop - span.start < least]
+    long = [span for span in slices if span.stop - span.start >= least]
+    short = [span for span in slices if span.stop - span.start < least]
     rows = [row for span in short for row in range(span.start, span.stop)]
     of_rows = torch.tensor(rows, dtype=torch.int64, device=device)
     if not short:
@@ -95,8 +95,8 @@ def _divide(plan: PassPlan, least: int) -> Divided:
         max(span.context for span in short),
     )
     slots = plan.slot_mapping[of_rows]
-    passed = PassPlan(plan.deterministic, (), slots, of_short, plan.backend)
-    return Divided(long, of_rows, passed)
+    short_plan = PassPlan(plan.deterministic, (), slots, of_short, plan.backend)
+    return Divided(long, of_rows, short_plan)
 
 
 def spans_of(batch: Batch) -> Spans:

@@ -42,8 +42,8 @@ class HeadLinear:
         rows = x.transpose(0, 1)
         if not pass_.deterministic:
             return torch.bmm(rows, self.weight).transpose(0, 1)
-        padded = F.pad(rows, (0, 0, 0, -len(x) % _TILE_ROWS))
-        tiles = [torch.bmm(tile, self.weight) for tile in torch.split(padded, _TILE_ROWS, 1)]
+        full_rows = F.pad(rows, (0, 0, 0, -len(x) % _TILE_ROWS))
+        tiles = [torch.bmm(tile, self.weight) for tile in torch.split(full_rows, _TILE_ROWS, 1)]
         return torch.cat(tiles, 1)[:, : len(x)].transpose(0, 1)
 
 
@@ -68,49 +68,51 @@ class LatentWeights:
 class LatentAttention:
     """The attention of one layer: x [tokens, hidden] -> [tokens, heads * value_dim].
 
-    shape   one key head, of a latent and the key that is turned; `latent` is the latent's size
-    turned  the size of the key that is turned
-    table   the number of the rotations
+    shape     one key head, of a latent and the key that is turned; `latent` is the latent's size
+    rope_dim  the size of the key that is turned
+    table     the number of the rotations
     """
 
     def __init__(
-        self, weights: LatentWeights, shape: HeadShape, turned: int, scoring: Scoring, table: int
+        self, weights: LatentWeights, shape: HeadShape, rope_dim: int, scoring: Scoring, table: int
     ) -> None:
         self.weights = weights
         self.shape = shape
         self.scoring = scoring
-        self._turned = turned
+        self._rope_dim = rope_dim
         self._table = table
 
     def __call__(self, x: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
-        weights, turned, latent_size = self.weights, self._turned, self.shape.value_dim
+        weights, rope_dim, latent_size = self.weights, self._rope_dim, self.shape.value_dim
         first = weights.first(x, plan)
-        query, latents = first.tensor_split((first.shape[1] - latent_size - turned,), 1)
+        query, latents = first.tensor_split((first.shape[1] - latent_size - rope_dim,), 1)
         if weights.query is not None and weights.query_norm is not None:
             query = weights.query(weights.query_norm(query.contiguous()), plan)
         query = query.view(len(x), self.shape.num_heads, -1)
-        still, turning = query.tensor_split((query.shape[2] - turned,), 2)
+        still, rope_part = query.tensor_split((query.shape[2] - rope_dim,), 2)
         store = plan.latent_store(self._table, kv_cache)
-        turning = store(turning, latents, weights.latent_norm.weights, kv_cache)
+        rope_part = store(rope_part, latents, weights.latent_norm.weights, kv_cache)
         if plan.deterministic or plan.spans.max_query_len < _LONG:
-            return self._absorbed(still, turning, kv_cache, plan).view(len(x), -1)
-        divided = plan.divided(_LONG)
-        attended = x.new_empty(len(x), self.shape.num_heads, weights.value.weight.shape[2])
-        if divided.short is not None:
-            parts = still[divided.rows], turning[divided.rows]
-            attended[divided.rows] = self._absorbed(*parts, kv_cache, divided.short)
-        for span in divided.long:
+            return self._absorbed(still, rope_part, kv_cache, plan).view(len(x), -1)
+        division = plan.divided(_LONG)
+        out = x.new_empty(len(x), self.shape.num_heads, weights.value.weight.shape[2])
+        if division.short is not None:
+            parts = still[division.rows], rope_part[division.rows]
+            out[division.rows] = self._absorbed(*parts, kv_cache, division.short)
+        for span in division.long:
             rows = slice(span.start, span.stop)
-            query = torch.cat((still[rows], turning[rows]), 2)
+            query = torch.cat((still[rows], rope_part[rows]), 2)
             table = plan.spans.block_tables[span.seq]
-            attended[rows] = self._made(query, kv_cache, table, span.context, plan.backend)
-        return attended.view(len(x), -1)
+            out[rows] = self._made(query, kv_cache, table, span.context, plan.backend)
+        return out.view(len(x), -1)
 
-    def _absorbed(self, still: Tensor, turning: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
+    def _absorbed(
+        self, still: Tensor, rope_part: Tensor, kv_cache: Tensor, plan: PassPlan
+    ) -> Tensor:
         """Attend to latents: both parts of queries -> [rows, heads, value_dim], contiguous."""
-        query = torch.cat((self.weights.key(still, plan), turning), 2)
-        attended = plan.attend(self.shape, kv_cache, None)(query, kv_cache, self.scoring)
-        return self.weights.value(attended, plan).contiguous()
+        query = torch.cat((self.weights.key(still, plan), rope_part), 2)
+        latents = plan.attend(self.shape, kv_cache, None)(query, kv_cache, self.scoring)
+        return self.weights.value(latents, plan).contiguous()
 
     def _made(
         self, query: Tensor, kv_cache: Tensor, table: Tensor, context: int, backend: Backend
@@ -124,27 +126,27 @@ class LatentAttention:
         size, block_size = kv_cache.shape[4], kv_cache.shape[3]
         width = -(-max(query.shape[2], of_value) // 32) * 32
         num_blocks = -(-context // block_size)
-        cached = kv_cache[table[:num_blocks].long()].view(-1, size)[:context].to(query.dtype)
-        latent, turned = cached.tensor_split((rank,), 1)
+        entries = kv_cache[table[:num_blocks].long()].view(-1, size)[:context].to(query.dtype)
+        latent, rope_key = entries.tensor_split((rank,), 1)
         of_head = 2 * num_blocks * block_size * width * query.element_size()
         together = max(1, min(heads, _MADE_BYTES // of_head))
         spans, slots = _alone(len(query), context, num_blocks, query.device)
         out = query.new_empty(len(query), heads, of_value)
         for first in range(0, heads, together):
-            some = slice(first, min(first + together, heads))
-            num = some.stop - first
-            made = query.new_zeros(context, 2 * num, width)
-            made[:, :num, :still] = torch.matmul(latent, key[some].transpose(1, 2)).transpose(0, 1)
-            made[:, :num, still : query.shape[2]] = turned[:, None]
-            made[:, num:, :of_value] = torch.matmul(latent, value[some]).transpose(0, 1)
+            part = slice(first, min(first + together, heads))
+            num = part.stop - first
+            kv = query.new_zeros(context, 2 * num, width)
+            kv[:, :num, :still] = torch.matmul(latent, key[part].transpose(1, 2)).transpose(0, 1)
+            kv[:, :num, still : query.shape[2]] = rope_key[:, None]
+            kv[:, num:, :of_value] = torch.matmul(latent, value[part]).transpose(0, 1)
             blocks = query.new_zeros(num_blocks, num, 2, block_size, width)
             # As of a pass that has the keys and values of all tokens, and no queries.
             store = plan_store(Places(None, slots), HeadShape(0, num, width), blocks, backend)
-            store(made.view(context, -1), None, blocks)
-            rows = F.pad(query[:, some], (0, width - query.shape[2]))
+            store(kv.view(context, -1), None, blocks)
+            rows = F.pad(query[:, part], (0, width - query.shape[2]))
             shape = HeadShape(num, num, width)
             attend = plan_attention(spans, shape, blocks, None, False, backend)
-            out[:, some] = attend(rows, blocks, self.scoring)[..., :of_value]
+            out[:, part] = attend(rows, blocks, self.scoring)[..., :of_value]
         return out
 
 

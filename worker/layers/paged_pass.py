@@ -52,11 +52,11 @@ class PagedPass:
     ) -> None:
         self.parts = parts
         self.plan = PassPlan(False, (), batch.slot_mapping, spans_of(batch), backend)
-        self._left = iter(zip(layers, kv_caches, strict=True))
+        self._layers = iter(zip(layers, kv_caches, strict=True))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return [1, tokens, heads, value_dim]; the others are [1, heads, tokens, head_dim]."""
-        layer, kv_cache = next(self._left)
+        layer, kv_cache = next(self._layers)
         shape, tokens = layer.shape, query.shape[2]
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
         qkv = query.new_empty(tokens, heads + 2 * kv_heads, shape.head_dim)
@@ -66,7 +66,7 @@ class PagedPass:
             width = part.shape[3]
             rows[..., :width] = part[0].transpose(0, 1)
             rows[..., width:] = 0
-        stored = self.plan.store(shape, kv_cache, None)(qkv.view(tokens, -1), None, kv_cache)
+        query_rows = self.plan.store(shape, kv_cache, None)(qkv.view(tokens, -1), None, kv_cache)
         attend = self.plan.attend(shape, kv_cache, layer.scoring.window)
-        attended = attend(stored, kv_cache, layer.scoring)[None, ..., : layer.value_dim]
-        return attended.contiguous()  # modules rely on it
+        out = attend(query_rows, kv_cache, layer.scoring)[None, ..., : layer.value_dim]
+        return out.contiguous()  # modules rely on it

@@ -42,10 +42,10 @@ class Fp8Linear(Linear):
     ) -> None:
         assert weight.scales is not None, "such numbers have scales"
         numbers, scales, out = weight.numbers, weight.scales, weight.out_features
-        if missing := -out % MULTIPLE:  # rows that fill up
-            numbers = F.pad(numbers.view(torch.uint8), (0, 0, 0, missing)).view(FP8)
-            scales = F.pad(scales, (0, 0, 0, missing), value=1.0)
-            bias = None if bias is None else F.pad(bias, (0, missing))
+        if padding := -out % MULTIPLE:  # rows that fill up
+            numbers = F.pad(numbers.view(torch.uint8), (0, 0, 0, padding)).view(FP8)
+            scales = F.pad(scales, (0, 0, 0, padding), value=1.0)
+            bias = None if bias is None else F.pad(bias, (0, padding))
             weight = replace(weight, numbers=numbers[:out], scales=scales[:out])
         super().__init__(weight, bias, activation, factor)
         self._numbers, self._scales, self._out_features = numbers, scales, out
@@ -62,11 +62,11 @@ class Fp8Linear(Linear):
         rows, scales = quantise_rows(x)
         if not pass_.deterministic:
             return self._scaled(rows, scales)
-        missing = -len(x) % _TILE_ROWS
-        rows = F.pad(rows.view(torch.uint8), (0, 0, 0, missing)).view(FP8)
+        padding = -len(x) % _TILE_ROWS
+        rows = F.pad(rows.view(torch.uint8), (0, 0, 0, padding)).view(FP8)
         tiles = zip(
             torch.split(rows, _TILE_ROWS),
-            torch.split(F.pad(scales, (0, 0, 0, missing), value=1.0), _TILE_ROWS),
+            torch.split(F.pad(scales, (0, 0, 0, padding), value=1.0), _TILE_ROWS),
             strict=True,
         )
         return torch.cat([self._scaled(*tile) for tile in tiles])[: len(x)]

@@ -6,7 +6,7 @@ from torch import Tensor
 from penstock.kernels.linear.weight import Weight
 from penstock.worker.layers.products.product import Linear, Pass
 
-_FEW = 128  # rows, up to which the weight is best read as it is kept
+_FEW_ROWS = 128  # rows, up to which the weight is best read as it is kept
 _PIECE = 8192  # rows of a weight that are widened at a time, for many rows
 _TILE_ROWS = 16  # in deterministic mode, of every product
 
@@ -61,4 +61,4 @@ class QuantisedLinear(Linear):
 
 
 def _is_few(x: Tensor, pass_: Pass) -> bool:
-    return pass_.deterministic or len(x) <= _FEW
+    return pass_.deterministic or len(x) <= _FEW_ROWS

@@ -35,15 +35,15 @@ class TorchLinear(Linear):
         self._product = _packed(numbers, bias) if packs else _plain(numbers, bias)
         one_step = numbers.device.type != "cpu" and bias is None
         # The transposed weight where the product and a sum are one operation.
-        self._added = numbers.t() if one_step and factor == 1.0 else None
+        self._weight_t = numbers.t() if one_step and factor == 1.0 else None
 
     def __call__(self, x: Tensor, pass_: Pass) -> Tensor:
         product = _in_tiles(self._product, x) if pass_.deterministic else self._product(x)
         return product if self.factor == 1.0 else product.mul_(self.factor)
 
     def add(self, x: Tensor, residual: Tensor, pass_: Pass) -> Tensor:
-        if self._added is not None and not pass_.deterministic:
-            return residual.addmm_(x, self._added)
+        if self._weight_t is not None and not pass_.deterministic:
+            return residual.addmm_(x, self._weight_t)
         return residual + self(x, pass_)  # in one operation ends of vectors would round otherwise
 
 
@@ -69,5 +69,5 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Product:
 def _in_tiles(product: Product, x: Tensor) -> Tensor:
     """Return the product of x, whose rows are bitwise the same whatever rows come with them."""
     rows = x.shape[0]
-    padded = F.pad(x, (0, 0, 0, -rows % _TILE_ROWS))
-    return torch.cat([product(tile) for tile in torch.split(padded, _TILE_ROWS)])[:rows]
+    full_rows = F.pad(x, (0, 0, 0, -rows % _TILE_ROWS))
+    return torch.cat([product(tile) for tile in torch.split(full_rows, _TILE_ROWS)])[:rows]
