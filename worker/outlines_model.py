@@ -55,23 +55,26 @@ class OutlinesModel(VLLMOffline):
         self, model_input: list[Any], output_type: Any = None, **inference_kwargs: Any
     ) -> list[list[str]]:
         params = self._params(output_type, inference_kwargs)
-        return [[each.text for each in one.outputs] for one in self._made(model_input, params)]
+        return [
+            [choice.text for choice in output.outputs]
+            for output in self._outputs(model_input, params)
+        ]
 
     def generate_stream(
         self, model_input: Any, output_type: Any = None, **inference_kwargs: Any
     ) -> Iterator[str]:
         raise NotImplementedError("LLM does not stream; a gateway does, by outlines.from_openai")
 
-    def _params(self, output_type: Any, given: dict[str, Any]) -> SamplingParams:
-        fields = given | self.type_adapter.format_output_type(output_type)
+    def _params(self, output_type: Any, keywords: dict[str, Any]) -> SamplingParams:
+        fields = keywords | self.type_adapter.format_output_type(output_type)
         try:
             return SamplingParams.model_validate(fields)
         except ValidationError as error:
             raise InvalidJob(str(error)) from error
 
-    def _made(self, inputs: list[Any], params: SamplingParams) -> list[RequestOutput]:
-        is_text = all(isinstance(each, str) for each in inputs)
+    def _outputs(self, inputs: list[Any], params: SamplingParams) -> list[RequestOutput]:
+        is_text = all(isinstance(model_input, str) for model_input in inputs)
         if is_text and not self.llm.text.has_chat_template:
             return self.llm.generate(inputs, params, use_tqdm=False)
-        chats = [self.type_adapter.format_input(each) for each in inputs]
+        chats = [self.type_adapter.format_input(model_input) for model_input in inputs]
         return self.llm.chat(chats, params, use_tqdm=False)

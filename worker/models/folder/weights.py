@@ -60,7 +60,7 @@ class SafetensorsWeights(Weights):
     def __init__(self, path: Path) -> None:
         self._file_of = _locate(path)
         self._open: dict[Path, _File] = {}
-        self._wanted: set[str] = set()
+        self._read_names: set[str] = set()
 
     def has(self, name: str) -> bool:
         return name in self._file_of
@@ -75,16 +75,16 @@ class SafetensorsWeights(Weights):
             files = ", ".join(sorted({file.name for file in self._file_of.values()}))
             raise BrokenModel(f"tensor {name} is missing from {files}")
         try:
-            found = self._handle(file).get_tensor(name)
+            tensor = self._handle(file).get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise BrokenModel(f"{file}: tensor {name}: {error}") from error
-        if found.shape != target.shape:
+        if tensor.shape != target.shape:
             raise BrokenModel(
-                f"{file}: tensor {name} has shape {list(found.shape)}, "
+                f"{file}: tensor {name} has shape {list(tensor.shape)}, "
                 f"and the configuration asks for {list(target.shape)}"
             )
-        target.copy_(found)
-        self._wanted.add(name)
+        target.copy_(tensor)
+        self._read_names.add(name)
 
     def release(self) -> None:
         """Unmap the files, so that pages already copied leave this process's memory."""
@@ -96,16 +96,16 @@ class SafetensorsWeights(Weights):
         unread  the beginnings of the names of those that nobody needs
         """
         self.release()
-        left = sorted(
+        extras = sorted(
             name
-            for name in set(self._file_of) - self._wanted
+            for name in set(self._file_of) - self._read_names
             # The first are in old checkpoints, and rope computes them.
             if not (name.endswith("rotary_emb.inv_freq") or name.startswith(tuple(unread)))
         )
-        if left:
+        if extras:
             raise BrokenModel(
-                f"{self._file_of[left[0]]}: unexpected tensor {left[0]}, one of {len(left)} that "
-                "the configuration does not account for"
+                f"{self._file_of[extras[0]]}: unexpected tensor {extras[0]}, one of {len(extras)} "
+                "that the configuration does not account for"
             )
 
     def dtype(self) -> torch.dtype:
@@ -173,16 +173,16 @@ def _advice(path: Path) -> str:
 
 def _shards(path: Path) -> dict[str, Path]:
     try:
-        named = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-        located = {name: path / Path(shard).name for name, shard in named.items()}
+        weight_map = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        file_of = {name: path / Path(shard).name for name, shard in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenModel(f"{path / _INDEX}: not an index of shards: {error!r}") from error
-    for file in sorted(set(located.values())):
-        held = set(_map(file).keys())
-        for name in (name for name, home in located.items() if home == file):
-            if name not in held:
+    for file in sorted(set(file_of.values())):
+        names = set(_map(file).keys())
+        for name in (name for name, home in file_of.items() if home == file):
+            if name not in names:
                 raise BrokenModel(f"{file}: tensor {name} is missing; {_INDEX} places it there")
-    return located
+    return file_of
 
 
 def _map(file: Path) -> _File:

@@ -62,7 +62,7 @@ class Loader:
         config, parts = self.config, self.config.decoder
         rows, head = self._ends()
         ropes = list(
-            dict.fromkeys(each.attention.rope for each in parts.layers if each.attention.rope)
+            dict.fromkeys(layer.attention.rope for layer in parts.layers if layer.attention.rope)
         )
         layers = DecoderLayers(list(self._layers(ropes)))
         norm = self._norm(parts.last_norm, config.hidden_size)
@@ -116,7 +116,7 @@ class Loader:
 
     def _layer(self, name: str, layer: LayerConfig, ropes: list[Rope]) -> DecoderLayer:
         attention, norms = layer.attention, layer.norms
-        made = DecoderLayer(
+        decoder_layer = DecoderLayer(
             Norms(
                 self._norm_of_layer(name, norms.attention_in),
                 self._norm_of_layer(name, norms.attention_out),
@@ -133,7 +133,7 @@ class Loader:
             layer.is_parallel,
         )
         self.weights.release()
-        return made
+        return decoder_layer
 
     def _qkv(self, name: str, attention: AttentionConfig) -> Linear:
         shape = attention.shape
@@ -141,10 +141,10 @@ class Loader:
         order = None
         if attention.rope and attention.rope.order:
             heads = shape.num_heads + shape.num_kv_heads
-            turned = _in_order(heads, shape.head_dim, attention.rope.order)
-            order = torch.cat((turned, torch.arange(len(turned), sum(rows))))
+            in_heads = _in_order(heads, shape.head_dim, attention.rope.order)
+            order = torch.cat((in_heads, torch.arange(len(in_heads), sum(rows))))
         return self._linear(
-            {f"{name}.{each}": count for each, count in zip(attention.qkv, rows, strict=True)},
+            {f"{name}.{module}": count for module, count in zip(attention.qkv, rows, strict=True)},
             self.config.hidden_size,
             attention.qkv_bias,
             order=order,
@@ -157,8 +157,8 @@ class Loader:
             widths = (shape.num_heads, shape.num_kv_heads) if whole else (1, 1)
             order = rope.order if rope else None
             query, key = (
-                self._norm(f"{name}.self_attn.{each}_norm", width * shape.head_dim, order)
-                for each, width in zip("qk", widths, strict=True)
+                self._norm(f"{name}.self_attn.{letter}_norm", width * shape.head_dim, order)
+                for letter, width in zip("qk", widths, strict=True)
             )
             norms = HeadNorms(query.weights, key.weights, whole)
         scoring = Scoring(attention.scale, attention.window, attention.softcap)
@@ -169,24 +169,24 @@ class Loader:
         self, name: str, config: LatentConfig, ropes: list[Rope]
     ) -> LatentAttention:
         name, heads = f"{name}.self_attn", config.num_heads
-        rank, turned = config.rank, config.rope_dim
-        compressed, of_head = config.query_rank, config.still + turned
+        rank, rope_dim = config.rank, config.rope_dim
+        query_rank, of_head = config.query_rank, config.still + rope_dim
         in_heads = _in_order(heads, of_head, config.rope.order)
-        query = f"{name}.q_a_proj" if compressed else f"{name}.q_proj"
-        of_query = torch.arange(compressed) if compressed else in_heads
-        of_keys = len(of_query) + _in_order(1, rank + turned, config.rope.order)
+        query = f"{name}.q_a_proj" if query_rank else f"{name}.q_proj"
+        of_query = torch.arange(query_rank) if query_rank else in_heads
+        of_keys = len(of_query) + _in_order(1, rank + rope_dim, config.rope.order)
         first = self._linear(
-            {query: len(of_query), f"{name}.kv_a_proj_with_mqa": rank + turned},
+            {query: len(of_query), f"{name}.kv_a_proj_with_mqa": rank + rope_dim},
             self.config.hidden_size,
             config.bias,
             order=torch.cat((of_query, of_keys)),
-            unbiased=f"{name}.q_proj",
+            bare_module=f"{name}.q_proj",
         )
         norm, product = None, None
-        if compressed:
-            norm = self._norm(f"{name}.q_a_layernorm", compressed, eps=config.norm_eps)
+        if query_rank:
+            norm = self._norm(f"{name}.q_a_layernorm", query_rank, eps=config.norm_eps)
             rows = {f"{name}.q_b_proj": len(in_heads)}
-            product = self._linear(rows, compressed, False, order=in_heads)
+            product = self._linear(rows, query_rank, False, order=in_heads)
         width = heads * (config.still + config.value_dim)
         up = self._weight({f"{name}.kv_b_proj": width}, rank).rows(slice(None))
         key, value = up.view(heads, -1, rank).tensor_split((config.still,), 1)
@@ -199,25 +199,25 @@ class Loader:
             HeadLinear(value.transpose(1, 2).contiguous()),
         )
         scoring, table = Scoring(config.scale), ropes.index(config.rope)
-        return LatentAttention(weights, config.shape, turned, scoring, table)
+        return LatentAttention(weights, config.shape, rope_dim, scoring, table)
 
     def _output(
         self, name: str, attention: AttentionConfig | LatentConfig, factor: float
     ) -> Linear:
         if isinstance(attention, AttentionConfig):
             width = attention.shape.num_heads * attention.shape.head_dim
-            module, biased = attention.output, attention.output_bias
+            module, has_bias = attention.output, attention.output_bias
         else:
             width = attention.num_heads * attention.value_dim
-            module, biased = "self_attn.o_proj", attention.bias
+            module, has_bias = "self_attn.o_proj", attention.bias
         rows = {f"{name}.{module}": self.config.hidden_size}
-        return self._linear(rows, width, biased, factor=factor)
+        return self._linear(rows, width, has_bias, factor=factor)
 
     def _mlp(self, name: str, mlp: MLPConfig, factor: float) -> MLP:
         width = mlp.intermediate_size
         rows = width * num_parts(mlp.activation) // len(mlp.up)
         up = self._linear(
-            {f"{name}.{each}": rows for each in mlp.up},
+            {f"{name}.{module}": rows for module in mlp.up},
             self.config.hidden_size,
             mlp.bias,
             activation=mlp.activation,
@@ -227,24 +227,26 @@ class Loader:
 
     def _experts(self, name: str, mlp: ExpertsConfig, factor: float) -> Experts:
         num, expert = mlp.choice.num_experts, mlp.expert
-        bias, shared, gate = None, None, None
+        bias, shared_mlp, gate = None, None, None
         if mlp.router_bias:
             bias = torch.empty(num, device=self.device)  # float32, since small differences choose
             self.weights.fill(bias, f"{name}.{mlp.router_bias}")
         if mlp.shared_mlp:
-            shared = self._mlp(name, mlp.shared_mlp, factor)
+            shared_mlp = self._mlp(name, mlp.shared_mlp, factor)
         if mlp.shared_gate:
             gate = self._router(f"{name}.{mlp.shared_gate}", 1)
         router = Router(self._router(f"{name}.{mlp.router}", num), mlp.choice, bias)
-        numbered = (
+        configs = (
             replace(
                 expert,
-                up=[each.format(number) for each in expert.up],
+                up=[module.format(number) for module in expert.up],
                 down=expert.down.format(number),
             )
             for number in range(num)
         )
-        return Experts(router, [self._mlp(name, each, factor) for each in numbered], shared, gate)
+        return Experts(
+            router, [self._mlp(name, config, factor) for config in configs], shared_mlp, gate
+        )
 
     def _router(self, name: str, rows: int) -> Linear:
         weight = self._weight({name: rows}, self.config.hidden_size)
@@ -254,21 +256,21 @@ class Loader:
         self,
         parts: dict[str, int],
         in_features: int,
-        biased: bool,
+        has_bias: bool,
         *,
         activation: Activation | None = None,
         factor: float = 1.0,
         order: Tensor | None = None,
-        unbiased: str = "",
+        bare_module: str = "",
     ) -> Linear:
         """Load several modules as one product.
 
-        parts     module name -> number of its rows
-        order     how the product orders all rows, where the files have another order
-        unbiased  a module that has no bias where others have
+        parts        module name -> number of its rows
+        order        how the product orders all rows, where the files have another order
+        bare_module  a module that has no bias where others have
         """
         weight = self._weight(parts, in_features)
-        bias = self._bias(parts, unbiased) if biased else None
+        bias = self._bias(parts, bare_module) if has_bias else None
         if order is not None:
             order = order.to(self.device)
             weight, bias = weight[order], None if bias is None else bias[order]
@@ -277,10 +279,10 @@ class Loader:
     def _weight(self, parts: Mapping[str, int], in_features: int) -> Weight:
         return self.weights.product(parts, in_features, self.dtype, self.device)
 
-    def _bias(self, parts: Mapping[str, int], unbiased: str) -> Tensor:
+    def _bias(self, parts: Mapping[str, int], bare_module: str) -> Tensor:
         bias = self._empty(sum(parts.values()))
         for name, rows in zip(parts, torch.split(bias, list(parts.values())), strict=True):
-            if name == unbiased:
+            if name == bare_module:
                 rows.zero_()
             else:
                 self.weights.fill(rows, f"{name}.bias")

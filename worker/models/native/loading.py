@@ -49,31 +49,35 @@ def load_decoder(
     dtype = fitting_dtype(dtype, config, place, arithmetic)
     weights: Weights
     if load_format == "dummy":
-        weights, stored = DummyWeights(config.initializer_range), torch.float32
+        weights, file_dtype = DummyWeights(config.initializer_range), torch.float32
     else:
         weights = SafetensorsWeights(path)
-        stored = weights.dtype()
-    computed = computed_dtype(dtype, config.dtype, stored)
-    return Loader(config, weights, computed, place, arithmetic).decoder()
+        file_dtype = weights.dtype()
+    torch_dtype = computed_dtype(dtype, config.dtype, file_dtype)
+    return Loader(config, weights, torch_dtype, place, arithmetic).decoder()
 
 
-def computed_dtype(asked: Dtype, told: torch.dtype | None, stored: torch.dtype) -> torch.dtype:
+def computed_dtype(
+    dtype: Dtype, config_dtype: torch.dtype | None, file_dtype: torch.dtype
+) -> torch.dtype:
     """Return the type of weights and cache: the one asked for, the configuration's, or the files'.
 
     Raises UnsupportedField.
     """
-    computed = _DTYPES.get(asked) or told or stored
-    if computed not in _DTYPES.values():
-        raise UnsupportedField("dtype", computed, f"{', '.join(_DTYPES)}; ask for one of them")
-    return computed
+    torch_dtype = _DTYPES.get(dtype) or config_dtype or file_dtype
+    if torch_dtype not in _DTYPES.values():
+        raise UnsupportedField("dtype", torch_dtype, f"{', '.join(_DTYPES)}; ask for one of them")
+    return torch_dtype
 
 
 def plan_decoder(spec: ModelSpec) -> ModelPlan:
     """Return what `load_decoder` would load; nothing is read but the configuration."""
     config, weights = read_config(spec.path, spec.overrides), ShapesOfWeights()
-    asked = fitting_dtype(spec.dtype, config, spec.device, spec.arithmetic)
-    known = _DTYPES.get(asked) or config.dtype
-    computed = computed_dtype(asked, known, known or SafetensorsWeights(spec.path).dtype())
+    dtype = fitting_dtype(spec.dtype, config, spec.device, spec.arithmetic)
+    known_dtype = _DTYPES.get(dtype) or config.dtype
+    torch_dtype = computed_dtype(
+        dtype, known_dtype, known_dtype or SafetensorsWeights(spec.path).dtype()
+    )
     Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
     whole = set() if config.tie_word_embeddings else {f"{config.decoder.embedding}.weight"}
     for index, layer in enumerate(config.decoder.layers):
@@ -81,23 +85,23 @@ def plan_decoder(spec: ModelSpec) -> ModelPlan:
             whole.add(f"{config.decoder.layer}.{index}.self_attn.kv_b_proj.weight")
         if isinstance(layer.mlp, ExpertsConfig):
             gates = (layer.mlp.router, layer.mlp.shared_gate)
-            whole |= {f"{config.decoder.layer}.{index}.{each}.weight" for each in gates}
+            whole |= {f"{config.decoder.layer}.{index}.{gate}.weight" for gate in gates}
     matrices = {name for name, shape in weights.shapes.items() if len(shape) > 1}
-    return ModelPlan(config, computed, weights.shapes, frozenset(matrices - whole))
+    return ModelPlan(config, torch_dtype, weights.shapes, frozenset(matrices - whole))
 
 
 def fitting_dtype(
-    asked: Dtype, config: ModelConfig, device: torch.device, arithmetic: Arithmetic
+    dtype: Dtype, config: ModelConfig, device: torch.device, arithmetic: Arithmetic
 ) -> Dtype:
     """Return the type that was asked for, or the one that quantised weights are computed in.
 
     Raises CannotQuantise where the model, the device or the type asked for is not for them.
     """
     if arithmetic.quantization is None:
-        return asked
-    if asked not in ("auto", "bfloat16"):
+        return dtype
+    if dtype not in ("auto", "bfloat16"):
         raise CannotQuantise(
-            f"{arithmetic.quantization} computes in bfloat16, and dtype is {asked}; "
+            f"{arithmetic.quantization} computes in bfloat16, and dtype is {dtype}; "
             "leave one of the two out"
         )
     widths = {config.hidden_size}
@@ -105,11 +109,11 @@ def fitting_dtype(
         mlp = layer.mlp
         widths |= _widths(layer.attention)
         parts = (mlp,) if isinstance(mlp, MLPConfig) else (mlp.expert, mlp.shared_mlp)
-        widths |= {each.intermediate_size for each in parts if each}
+        widths |= {part.intermediate_size for part in parts if part}
     for width in sorted(widths):
-        found = unsupported(width, device, arithmetic)
-        if found is not None:
-            raise CannotQuantise(found)
+        reason = unsupported(width, device, arithmetic)
+        if reason is not None:
+            raise CannotQuantise(reason)
     return "bfloat16"
 
 

@@ -205,8 +205,8 @@ class SequenceStates:
             tokens = (ends[single][by_row] - 1).to(self._device)
             run = slice(int(rows[0]), int(rows[-1]) + 1)
             is_run = run.stop - run.start == len(rows)  # as a rule: the engine fills gaps first
-            held = run if is_run else rows.to(self._device)
-            parts.append(StatePart(tokens, held, False, num_tokens))
+            state_rows = run if is_run else rows.to(self._device)
+            parts.append(StatePart(tokens, state_rows, False, num_tokens))
         else:
             single[:] = False
         for place in (~single).nonzero().flatten().tolist():

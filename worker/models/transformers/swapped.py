@@ -111,24 +111,26 @@ def swap_inner(model: nn.Module, arithmetic: Arithmetic, stay: Container[int] = 
 
 def products_of(model: Any, stay: Container[int] = ()) -> dict[str, nn.Linear]:
     """Return the products that are swapped, by the names of their weights."""
-    plain = ((name, each) for name, each in model.named_modules() if _is_plain(each))
-    return {f"{name}.weight": each for name, each in plain if id(each) not in stay}
+    plain = ((name, module) for name, module in model.named_modules() if _is_plain(module))
+    return {f"{name}.weight": module for name, module in plain if id(module) not in stay}
 
 
 @torch.inference_mode()
 def _norm_like(module: Any) -> Norm | None:
     """Return the norm that computes what the module computes; None where there is none."""
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    parameters = {name: each for name, each in module._parameters.items() if each is not None}
+    parameters = {
+        name: parameter for name, parameter in module._parameters.items() if parameter is not None
+    }
     if list(parameters) != ["weight"] or not isinstance(eps, float):
         return None
     weight: Tensor = parameters["weight"].data
-    tried, x, some = copy.copy(module), _some(3, _TRIED), _some(_TRIED)
-    tried._parameters = {"weight": nn.Parameter(some)}
+    probe, x, numbers = copy.copy(module), _random(3, _PROBE_WIDTH), _random(_PROBE_WIDTH)
+    probe._parameters = {"weight": nn.Parameter(numbers)}
     for shift in (0.0, 1.0):
-        norm = Norm(NormWeights(some + shift, eps))
+        norm = Norm(NormWeights(numbers + shift, eps))
         if weight.ndim == 1 and all(
-            _equal(_result(tried, each), norm(each)) for each in (x, 9 * x)
+            _equal(_result(probe, rows), norm(rows)) for rows in (x, 9 * x)
         ):
             is_wide = weight.device.type == "cpu" or shift
             weight = weight.to(torch.float32 if is_wide else weight.dtype) + shift
@@ -137,7 +139,7 @@ def _norm_like(module: Any) -> Norm | None:
 
 
 _GATE = ("gate_proj", "up_proj", "down_proj")
-_TRIED = 8  # the width of the modules that are tried out
+_PROBE_WIDTH = 8  # the width of the modules that are tried out
 
 
 @torch.inference_mode()
@@ -149,14 +151,18 @@ def _is_gated(module: Any) -> bool:
         return False
     if (parts["gate_proj"].bias is None) != (parts["up_proj"].bias is None):
         return False
-    tried, x = copy.copy(module), _some(3, _TRIED)
-    gate, up, down = _some(12, _TRIED), _some(12, _TRIED) + 0.5, _some(_TRIED, 12)
-    tried._modules = dict(parts)
+    probe, x = copy.copy(module), _random(3, _PROBE_WIDTH)
+    gate, up, down = (
+        _random(12, _PROBE_WIDTH),
+        _random(12, _PROBE_WIDTH) + 0.5,
+        _random(_PROBE_WIDTH, 12),
+    )
+    probe._modules = dict(parts)
     for name, weight in zip(_GATE, (gate, up, down), strict=True):
-        tried._modules[name] = product = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        probe._modules[name] = product = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         product.weight.data = weight
-    wanted = F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
-    return _equal(_result(tried, x), wanted) and _equal(_result(tried, x[None]), wanted[None])
+    reference = F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+    return _equal(_result(probe, x), reference) and _equal(_result(probe, x[None]), reference[None])
 
 
 def _gated(module: Any, arithmetic: Arithmetic) -> MLP:
@@ -169,21 +175,25 @@ def _gated(module: Any, arithmetic: Arithmetic) -> MLP:
     return MLP(product, linear(Weight.dense(down.weight.data), bias, arithmetic))
 
 
-def _some(*shape: int) -> Tensor:
+def _random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
 def _result(module: nn.Module, x: Tensor) -> Tensor | None:
     """Return what a module makes of x; None where it takes more, or makes something else."""
     try:
-        found = module(x)
+        out = module(x)
     except Exception:  # any type: the module's code is theirs, or the folder's
         return None
-    return found if isinstance(found, Tensor) else None
+    return out if isinstance(out, Tensor) else None
 
 
-def _equal(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and one.shape == other.shape and torch.allclose(one, other, atol=1e-5)
+def _equal(actual: Tensor | None, reference: Tensor) -> bool:
+    return (
+        actual is not None
+        and actual.shape == reference.shape
+        and torch.allclose(actual, reference, atol=1e-5)
+    )
 
 
 def _swap_ends(model: Any, arithmetic: Arithmetic) -> None:
@@ -192,11 +202,11 @@ def _swap_ends(model: Any, arithmetic: Arithmetic) -> None:
         return
     of_head = arithmetic.of_head()
     if type(rows) is nn.Embedding and rows.weight is head.weight:
-        swapped_rows, swapped = tied(Weight.dense(head.weight.data), of_head)
+        swapped_rows, swapped_head = tied(Weight.dense(head.weight.data), of_head)
         model.set_input_embeddings(SwappedEmbedding(swapped_rows, rows))
     else:
-        swapped = Head(linear(Weight.dense(head.weight.data), None, of_head))
-    model.set_output_embeddings(SwappedHead(swapped, head))
+        swapped_head = Head(linear(Weight.dense(head.weight.data), None, of_head))
+    model.set_output_embeddings(SwappedHead(swapped_head, head))
 
 
 def _plain(model: Any, stay: Container[int]) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
