@@ -36,32 +36,32 @@ def answer_form(
     has_mark    returns whether the tokenizer has a mark as one token
     """
     markup = markup or Markup()
-    form, given = None, params.structured_outputs
-    if given is not None:
-        markup, form = msgspec.structs.replace(markup, calls=None), _as_format(given)
+    form, structure = None, params.structured_outputs
+    if structure is not None:
+        markup, form = msgspec.structs.replace(markup, calls=None), _as_format(structure)
     elif tools := _callable_tools(chat):
-        is_forced, several = chat.tool_choice == "required", chat.parallel_tool_calls
-        is_single = several is not True if is_forced else several is False
+        is_forced, is_parallel = chat.tool_choice == "required", chat.parallel_tool_calls
+        is_single = is_parallel is not True if is_forced else is_parallel is False
         tags = CallTags(tools, is_forced, is_single, has_mark)
         form = markup.call_form.held(tags) if holds_tags else None
         if form is None and is_forced:
             markup = msgspec.structs.replace(markup, calls=FORCED)
             form = markup.call_form.held(tags)
         if form is not None:
-            given = _structure(form, "tools", is_needed=is_forced)
+            structure = _structure(form, "tools", is_needed=is_forced)
     thinking, budget = markup.thinking if holds_tags else None, params.thinking_token_budget
     if thinking is None or not has_mark(thinking.marks[1]):
         refuse_budget(params)
     elif budget is None:
         budget = chat.thinking_budget
-    if thinking and ((given and form) or budget is not None):
-        rest = form if given else None
+    if thinking and ((structure and form) or budget is not None):
+        rest = form if structure else None
         form = thinking.held_before(rest, markup.call_form, markup.is_open, budget)
-        given = _structure(form, given.asked_as if given else None, is_needed=True)
-    elif given is not None and markup.thinking:
+        structure = _structure(form, structure.asked_as if structure else None, is_needed=True)
+    elif structure is not None and markup.thinking:
         markup = msgspec.structs.replace(markup, reasoning=None, is_open=False)
     # With tools it is said even of an answer that can call none: its text is not to be searched.
-    return AnswerForm(None if markup == Markup() and not chat.tools else markup, given)
+    return AnswerForm(None if markup == Markup() and not chat.tools else markup, structure)
 
 
 def refuse_budget(params: SamplingParams) -> None:

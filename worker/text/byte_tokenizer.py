@@ -16,9 +16,9 @@ class ByteTokenizer:
 
     def __init__(self) -> None:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        others = [byte for byte in range(256) if byte not in set(printable)]
+        unprintable = [byte for byte in range(256) if byte not in set(printable)]
         letters = {chr(byte): byte for byte in printable}
-        letters |= {chr(256 + place): byte for place, byte in enumerate(others)}
+        letters |= {chr(256 + place): byte for place, byte in enumerate(unprintable)}
         self.tokenizer = Tokenizer(models.BPE({**letters, "</s>": EOS, "<s>": BOS}, []))
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
             add_prefix_space=False, use_regex=False

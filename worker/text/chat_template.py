@@ -32,7 +32,7 @@ _PROBE = "what is said here"  # written by a template that reads it
 _PART_AS_PYTHON = "'type':"  # shows that a list was written as it stands
 
 # What a job may not set through `template_kwargs`: the template itself above all.
-_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+_KEYWORDS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
     "documents",
     "kwargs",
 }
@@ -41,7 +41,7 @@ _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_templ
 class ChatTemplate:
     """The template and the tokenizer of one folder.
 
-    given           the template that stands in the place of the folder's
+    template        the template that stands in the place of the folder's
     content_format  string: a message's content is one text; openai: a list of parts; auto: as the
                     template reads it
     trusts_jobs     a chat may bring a template of its own
@@ -50,7 +50,7 @@ class ChatTemplate:
     def __init__(
         self,
         folder: Path,
-        given: str | None = None,
+        template: str | None = None,
         content_format: Literal["auto", "string", "openai"] = "auto",
         trusts_jobs: bool = False,
     ) -> None:
@@ -62,15 +62,15 @@ class ChatTemplate:
         if not self.is_there and (folder / _TEMPLATE).is_file():
             source = folder / _TEMPLATE
             self._tokenizer.chat_template = _separate(source)
-        if given is not None:
-            self._tokenizer.chat_template = given
-        _check_template(f"model: {source}" if given is None else "chat_template", self._template)
+        if template is not None:
+            self._tokenizer.chat_template = template
+        _check_template(f"model: {source}" if template is None else "chat_template", self._template)
         self._reads_parts = content_format == "openai"
         if content_format == "auto" and self.is_there:
             try:
                 self._reads_parts = not self._shows(_PROBE) and self._shows([_part(_PROBE)])
             except TookTooLong as error:
-                where = f"model: {source}" if given is None else "chat_template"
+                where = f"model: {source}" if template is None else "chat_template"
                 raise _broken(where, str(error)) from error
 
     @property
@@ -83,19 +83,19 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        found = self._tokenizer.chat_template
-        return "\n".join(found.values()) if isinstance(found, dict) else str(found or "")
+        template = self._tokenizer.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
 
     def describe(self) -> dict[str, JsonValue]:
         """Return what the folder's `tokenizer_config.json` says, as transformers has it."""
-        given = self._tokenizer
+        tokenizer = self._tokenizer
         config: dict[str, JsonValue] = {
             name: _as_json(value)
-            for name, value in given.init_kwargs.items()
+            for name, value in tokenizer.init_kwargs.items()
             if not name.endswith("_file") and name not in _OF_FOLDER
         }
         template = {"chat_template": self.source} if self.source else {}
-        return {**config, "tokenizer_class": type(given).__name__, **template}
+        return {**config, "tokenizer_class": type(tokenizer).__name__, **template}
 
     def write(self, chat: Chat) -> str:
         if chat.chat_template is not None and not self._trusts_jobs:
@@ -106,9 +106,9 @@ class ChatTemplate:
             )
         if not self.is_there and chat.chat_template is None:
             raise InvalidJob("messages: this model has no chat template; send a prompt", "messages")
-        if taken := _RESERVED & chat.template_kwargs.keys():
+        if names := _KEYWORDS & chat.template_kwargs.keys():
             raise InvalidJob(
-                f"chat_template_kwargs: {', '.join(sorted(taken))} cannot be given by a job",
+                f"chat_template_kwargs: {', '.join(sorted(names))} cannot be given by a job",
                 "chat_template_kwargs",
             )
         template = chat.chat_template or self._template
@@ -131,9 +131,9 @@ class ChatTemplate:
     def _template(self) -> object:
         return self._tokenizer.chat_template
 
-    def _render(self, messages: list[Message], **given: object) -> str:
+    def _render(self, messages: list[Message], **options: object) -> str:
         # By name, because transformers' annotation knows messages of plain strings only.
-        render = methodcaller("apply_chat_template", messages, tokenize=False, **given)
+        render = methodcaller("apply_chat_template", messages, tokenize=False, **options)
         try:
             with limit_time(RENDER_S):
                 return str(render(self._tokenizer))
@@ -143,10 +143,10 @@ class ChatTemplate:
     def _shows(self, content: JsonValue) -> bool:
         """Return whether the template writes a content of this form as the text that it has."""
         try:
-            written = self._render([{"role": "user", "content": content}])
+            text = self._render([{"role": "user", "content": content}])
         except _REFUSALS:
             return False
-        return _PROBE in written and _PART_AS_PYTHON not in written
+        return _PROBE in text and _PART_AS_PYTHON not in text
 
 
 def _shown_tool(tool: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -187,15 +187,15 @@ def _load(folder: Path) -> PreTrainedTokenizerFast:
 
 def _refuse_without_json(folder: Path) -> None:
     """Raise InvalidJob if no other file holds the tokenizer, or none that can be read here."""
-    found = [each for name in _OTHER_FORMS for each in sorted(folder.glob(name))]
-    if not found:
+    files = [file for name in _OTHER_FORMS for file in sorted(folder.glob(name))]
+    if not files:
         raise InvalidJob(
             f"model: {folder}: its tokenizer is missing; put the model's {_TOKENIZER} there",
             "model",
         )
-    if found[0].suffix == ".model" and find_spec("sentencepiece") is None:
+    if files[0].suffix == ".model" and find_spec("sentencepiece") is None:
         raise InvalidJob(
-            f"model: {found[0]} is no form that is read here; {_convert(folder)}", "model"
+            f"model: {files[0]} is no form that is read here; {_convert(folder)}", "model"
         )
 
 
@@ -217,13 +217,13 @@ def _cause(folder: Path, error: BaseException) -> str:
             read_object(path)
             if name == _TOKENIZER:
                 Tokenizer.from_file(str(path)).encode("")
-        except BrokenModel as broken:
-            return str(broken)
-        except BaseException as broken:
-            if not is_failure(broken):
+        except BrokenModel as failure:
+            return str(failure)
+        except BaseException as failure:
+            if not is_failure(failure):
                 raise
             return (
-                f"{path}: tokenizers {version('tokenizers')} cannot read it: {reason(broken)}; "
+                f"{path}: tokenizers {version('tokenizers')} cannot read it: {reason(failure)}; "
                 "fetch it again, or install a newer version of tokenizers"
             )
     return f"{folder}: its tokenizer cannot be read: {reason(error)}; fetch its files again"
@@ -232,12 +232,12 @@ def _cause(folder: Path, error: BaseException) -> str:
 def _separate(path: Path) -> str:
     """Return the template in a file that older versions of transformers wrote for a processor."""
     try:
-        found = read_object(path).get("chat_template")
+        template = read_object(path).get("chat_template")
     except BrokenModel as error:
         raise InvalidJob(f"model: {error}", "model") from error
-    if not isinstance(found, str):
+    if not isinstance(template, str):
         raise InvalidJob(f"model: {path}: chat_template is missing, or no text", "model")
-    return found
+    return template
 
 
 def _part(text: str) -> JsonValue:
@@ -247,14 +247,14 @@ def _part(text: str) -> JsonValue:
 def _check_template(source: str, template: object) -> None:
     """Raise InvalidJob if a template cannot be compiled."""
     param = source.partition(":")[0]
-    several = template.values() if isinstance(template, dict) else [template]
-    for each in several:
-        if each is not None and not isinstance(each, str):
+    templates = template.values() if isinstance(template, dict) else [template]
+    for text in templates:
+        if text is not None and not isinstance(text, str):
             raise InvalidJob(
-                f"{source}: chat_template is a {type(each).__name__}; it must be a text", param
+                f"{source}: chat_template is a {type(text).__name__}; it must be a text", param
             )
         try:
-            render_jinja_template(conversations=[], chat_template=each or "")  # compiles it
+            render_jinja_template(conversations=[], chat_template=text or "")  # compiles it
         except TemplateError as error:
             raise _broken(source, reason(error)) from error
 
@@ -269,7 +269,7 @@ def _as_json(value: object) -> JsonValue:
     if isinstance(value, AddedToken):
         return value.content
     if isinstance(value, dict):
-        return {str(name): _as_json(each) for name, each in value.items()}
+        return {str(name): _as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_as_json(each) for each in value]
+        return [_as_json(item) for item in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -34,11 +34,11 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     schema_error: str | None = None
 
     def joined(self, later: "TextPiece") -> "TextPiece":
-        both = self.logprobs is not None and later.logprobs is not None
+        has_both = self.logprobs is not None and later.logprobs is not None
         return TextPiece(
             token_ids=self.token_ids + later.token_ids,
             text=self.text + later.text,
-            logprobs=[*(self.logprobs or []), *(later.logprobs or [])] if both else None,
+            logprobs=[*(self.logprobs or []), *(later.logprobs or [])] if has_both else None,
             finish_reason=later.finish_reason,
             stop_reason=later.stop_reason,
             prompt_logprobs=self.prompt_logprobs,
@@ -114,10 +114,10 @@ class Completion:
             self._enders |= eos_token_ids
         marks = markup.marks if markup else frozenset()
         self._detokenizer = text.detokenizer(params.skip_special_tokens, prompt, marks)
-        asked = params.stop, params.include_stop_str_in_output
-        self._stops: StopStrings | ContentStops = StopStrings(*asked)
+        arguments = params.stop, params.include_stop_str_in_output
+        self._stops: StopStrings | ContentStops = StopStrings(*arguments)
         if params.stop and markup is not None and not params.stop_everywhere:
-            self._stops = ContentStops(*asked, markup)
+            self._stops = ContentStops(*arguments, markup)
         self._texts: list[str] = []
         self._num_read = 0  # characters of the ids so far, released or not
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
@@ -158,8 +158,8 @@ class Completion:
 
     def anew(self) -> "Completion":
         """Return a completion with the same prompt and parameters, before its first token."""
-        given = self._text, self._params, self._enders, self._prompt, self._markup
-        return Completion(*given, self._tells_prompt, self._prompt_offsets)
+        arguments = self._text, self._params, self._enders, self._prompt, self._markup
+        return Completion(*arguments, self._tells_prompt, self._prompt_offsets)
 
     def cut(self, delta: Delta, count: int) -> TextPiece:
         """Append the first ids of a delta as the last ones, with all text that was held back.
@@ -168,11 +168,11 @@ class Completion:
         """
         token_ids = delta.token_ids[:count]
         text = self._detokenize(token_ids, "budget").text
-        shown = delta.logprobs and delta.logprobs[:count]
+        logprobs = delta.logprobs and delta.logprobs[:count]
         piece = TextPiece(
             token_ids,
             text,
-            shown,
+            logprobs,
             finish_reason=None,
             stop_reason=None,
             prompt_logprobs=delta.prompt_logprobs,
@@ -234,37 +234,37 @@ class Completion:
         if logprobs is None:
             return None
         first = Logprob(self._prompt[0], 0.0, [], [])
-        scored = (first, *logprobs)
-        return [*map(self._text.token_logprob, scored, self._prompt_offsets or repeat(None))]
+        all_logprobs = (first, *logprobs)
+        return [*map(self._text.token_logprob, all_logprobs, self._prompt_offsets or repeat(None))]
 
     def _detokenize(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> _Read:
         """Read ids, up to the one that completes a stop string."""
-        shown = self._shown(token_ids, finish_reason)
+        visible_ids = self._shown(token_ids, finish_reason)
         if not self._params.stop and self._logprobs is None:
-            text = self._detokenizer.push(shown)
+            text = self._detokenizer.push(visible_ids)
             if finish_reason is not None:
                 text += self._detokenizer.finish()
             return _Read(text, len(token_ids), None, [])
         texts: list[str] = []
         offsets: list[int] = []
-        for number, token_id in enumerate(shown, 1):
+        for number, token_id in enumerate(visible_ids, 1):
             # Which texts may stop depends on the count alone, not on how the ids were grouped.
             may_stop = len(self.token_ids) + number > self._params.min_tokens
             text = self._detokenizer.push((token_id,))
             offsets.append(self._num_read)
             self._num_read += len(text)
-            released, match = self._stops.push(text, may_stop)
-            texts.append(released)
+            part, match = self._stops.push(text, may_stop)
+            texts.append(part)
             if match:
                 return _Read("".join(texts), number, match, offsets)
-        offsets += [self._num_read] * (len(token_ids) - len(shown))
+        offsets += [self._num_read] * (len(token_ids) - len(visible_ids))
         match = None
         if finish_reason is not None:
-            released, match = self._stops.push(self._detokenizer.finish())
-            texts.append(released)
+            part, match = self._stops.push(self._detokenizer.finish())
+            texts.append(part)
             if not match:
-                released, match = self._stops.finish()
-                texts.append(released)
+                part, match = self._stops.finish()
+                texts.append(part)
         return _Read("".join(texts), len(token_ids), match, offsets)
 
     def _shown(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:

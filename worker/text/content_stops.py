@@ -19,57 +19,57 @@ class ContentStops:
     """
 
     def __init__(self, stops: Sequence[str], include_in_output: bool, markup: Markup) -> None:
-        self._asked = stops, include_in_output
+        self._arguments = stops, include_in_output
         self._source = _Content(has_calls=markup.calls is not None)
         self._steps = markup.read(self._source)
-        self._search = StopStrings(*self._asked)
-        self._held = ""  # the end of the text, which is not released
+        self._search = StopStrings(*self._arguments)
+        self._tail = ""  # the end of the text, which is not released
         self._num_released = 0
         self._certain = self._end = 0  # places in the content read last: passed by the search, read
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, Match | None]:
         """Return the text that is now certain, and the match that ended it or None."""
-        self._held += text
+        self._tail += text
         self._source.held += text
         return self._read(may_stop)
 
     def finish(self) -> tuple[str, Match | None]:
         """Return what was held back, when the text ends, and the match that only its end shows."""
         self._source.is_over = True
-        released, match = self._read()
-        return released if match else released + self._released(len(self._held)), match
+        text, match = self._read()
+        return text if match else text + self._release(len(self._tail)), match
 
     def _read(self, may_stop: bool = True) -> tuple[str, Match | None]:
         next(self._steps, None)
         for start, text in self._source.shown():
             if start != self._end:
-                self._search, self._certain = StopStrings(*self._asked), start
+                self._search, self._certain = StopStrings(*self._arguments), start
             self._end = start + len(text)
-            passed, match = self._search.push(text, may_stop)
-            self._certain += len(passed)
+            part, match = self._search.push(text, may_stop)
+            self._certain += len(part)
             if match:
-                return self._released(self._certain - self._num_released), match
-        known = self._source.num_known
-        place = self._certain if known == self._end else known
-        return self._released(place - self._num_released), None
+                return self._release(self._certain - self._num_released), match
+        num_certain = self._source.num_certain
+        place = self._certain if num_certain == self._end else num_certain
+        return self._release(place - self._num_released), None
 
-    def _released(self, count: int) -> str:
-        released, self._held = self._held[:count], self._held[count:]
-        self._num_released += len(released)
-        return released
+    def _release(self, count: int) -> str:
+        text, self._tail = self._tail[:count], self._tail[count:]
+        self._num_released += len(text)
+        return text
 
 
 class _Content(Source):
     """A text of which only the places of its content are kept.
 
-    num_known  characters of which it is certain that they are content, or none
+    num_certain  characters of which it is certain that they are content, or none
     """
 
     def __init__(self, has_calls: bool) -> None:
         super().__init__({})
-        self.num_known = 0
+        self.num_certain = 0
         self._has_calls = has_calls
-        self._shown: list[tuple[int, str]] = []
+        self._parts: list[tuple[int, str]] = []
         self._blank = (0, "")  # where white space begins that is shown if no call follows, and it
         self._begins = False  # white space is not shown until text comes
 
@@ -77,39 +77,39 @@ class _Content(Source):
         """Return the content found since it was last asked for: where each part begins, and it."""
         if self.is_over and not self.num_calls:
             self._show_blank()
-        shown, self._shown = self._shown, []
-        return shown
+        parts, self._parts = self._parts, []
+        return parts
 
     def content(self, text: str) -> None:
-        start, told = self.num_read - len(text), text.lstrip() if self._begins else text
-        start += len(text) - len(told)
-        kept = told.rstrip() if self._has_calls else told
-        if kept:
+        start, visible = self.num_read - len(text), text.lstrip() if self._begins else text
+        start += len(text) - len(visible)
+        body = visible.rstrip() if self._has_calls else visible
+        if body:
             self._show_blank()
-            self._shown.append((start, kept))
+            self._parts.append((start, body))
             self._begins = False
         before, blank = self._blank
-        self._blank = (before if blank else start + len(kept), blank + told[len(kept) :])
-        self.num_known = self._blank[0]
+        self._blank = (before if blank else start + len(body), blank + visible[len(body) :])
+        self.num_certain = self._blank[0]
 
     def reasoning(self, text: str) -> None:
         self._begins = True
         self._show_blank()
-        self.num_known = self.num_read
+        self.num_certain = self.num_read
 
     def call(self, name: str) -> None:
         self.num_calls += 1
         self._blank = (0, "")
-        self.num_known = self.num_read
+        self.num_certain = self.num_read
 
     def arguments(self, text: str) -> None:
-        self.num_known = self.num_read
+        self.num_certain = self.num_read
 
     def drop(self, text: str) -> None:
         if not self._blank[1]:
-            self.num_known = self.num_read
+            self.num_certain = self.num_read
 
     def _show_blank(self) -> None:
         if self._blank[1]:
-            self._shown.append(self._blank)
+            self._parts.append(self._blank)
             self._blank = (0, "")

@@ -51,8 +51,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder().values()
-        self._special = frozenset(token.content for token in added if token.special)
+        tokens = tokenizer.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in tokens if token.special)
         self._pieces: dict[int, str | None] = {}
         self._plain: dict[int, str | None] = {}
 
@@ -83,9 +83,9 @@ class PieceDecoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.vocabulary = Vocabulary(tokenizer)
         self._bytes = _ByteTable()
-        given = tokenizer.decoder
+        decoder = tokenizer.decoder
         specification = (
-            json.loads(given.__getstate__()) if given is not None else {"type": "Spaced"}
+            json.loads(decoder.__getstate__()) if decoder is not None else {"type": "Spaced"}
         )
         self._new_stages = _chain(specification, self._bytes)
         self._is_byte_level = "ByteLevel" in _kinds(specification)
@@ -125,19 +125,19 @@ class Detokenizer:
         if skip_special_tokens and marks:
             self._piece = partial(vocabulary.piece_or_mark, marks)
         self._stages = decoder.stages()
-        self._known = ""  # the end of the prompt's text, which its last ids still hold back
+        self._prompt_end = ""  # the end of the prompt's text, which its last ids still hold back
         if prompt:
             self._read(prompt)
-            known = self._rest()
+            prompt_end = self._rest()
             self._stages = decoder.stages()
             self._read(prompt)
-            self._known = known
+            self._prompt_end = prompt_end
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return the text that became certain with these ids; it may be empty."""
         pieces = [piece for token_id in token_ids if (piece := self._piece(token_id)) is not None]
         text = self._through(pieces, 0)
-        return self._added(text) if self._known else text
+        return self._added(text) if self._prompt_end else text
 
     def finish(self) -> str:
         """Return the rest of the text, when no more ids come."""
@@ -149,33 +149,33 @@ class Detokenizer:
         They read the ids that begin its text and the last ones; of those between they would
         remember nothing.
         """
-        begun = 0
-        while begun < len(prompt):
-            begun += 1
-            if self.push(prompt[begun - 1 : begun]):
+        num_read = 0
+        while num_read < len(prompt):
+            num_read += 1
+            if self.push(prompt[num_read - 1 : num_read]):
                 break
-        self.push(prompt[self._tail(prompt, begun) :])
+        self.push(prompt[self._tail(prompt, num_read) :])
 
-    def _tail(self, prompt: Sequence[int], begun: int) -> int:
+    def _tail(self, prompt: Sequence[int], num_read: int) -> int:
         """Return the place of the last ids that must be read.
 
         They have `_TAIL_PIECES` pieces that are no single bytes: no character and no run of bytes
         reaches over so many.
         """
         count = 0
-        for place in range(len(prompt) - 1, begun - 1, -1):
+        for place in range(len(prompt) - 1, num_read - 1, -1):
             piece = self._piece(prompt[place])
             if piece and not _BYTE.fullmatch(piece):
                 count += 1
                 if count == _TAIL_PIECES:
                     return place
-        return begun
+        return num_read
 
     def _added(self, text: str) -> str:
         """Return the text without what the prompt's text has already."""
-        shared = commonprefix((self._known, text))  # noqa: RUF071 - of texts, not of paths
-        self._known = self._known[len(shared) :] if len(shared) == len(text) else ""
-        return text[len(shared) :]
+        prefix = commonprefix((self._prompt_end, text))  # noqa: RUF071 - of texts, not of paths
+        self._prompt_end = self._prompt_end[len(prefix) :] if len(prefix) == len(text) else ""
+        return text[len(prefix) :]
 
     def _rest(self) -> str:
         text = ""
@@ -191,14 +191,14 @@ class Detokenizer:
 
 def _kinds(specification: dict[str, JsonValue]) -> list[str]:
     if specification["type"] == "Sequence":
-        return [str(each["type"]) for each in _members(specification)]
+        return [str(member["type"]) for member in _members(specification)]
     return [str(specification["type"])]
 
 
 def _members(specification: dict[str, JsonValue]) -> list[dict[str, JsonValue]]:
     members = specification["decoders"]
     assert isinstance(members, list)
-    return [each for each in members if isinstance(each, dict)]
+    return [member for member in members if isinstance(member, dict)]
 
 
 def _chain(specification: dict[str, JsonValue], table: "_ByteTable") -> list[Callable[[], Stage]]:
@@ -301,15 +301,15 @@ class _ByteTable(dict[str, bytes]):
     def __init__(self) -> None:
         super().__init__()
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        others = [byte for byte in range(256) if byte not in set(printable)]
+        unprintable = [byte for byte in range(256) if byte not in set(printable)]
         self._byte = {chr(byte): byte for byte in printable}
-        self._byte |= {chr(256 + place): byte for place, byte in enumerate(others)}
+        self._byte |= {chr(256 + place): byte for place, byte in enumerate(unprintable)}
 
     def __missing__(self, piece: str) -> bytes:
-        known = all(letter in self._byte for letter in piece)
-        spelled = bytes(self._byte[letter] for letter in piece) if known else piece.encode()
-        self[piece] = spelled
-        return spelled
+        is_spelled = all(letter in self._byte for letter in piece)
+        spelling = bytes(self._byte[letter] for letter in piece) if is_spelled else piece.encode()
+        self[piece] = spelling
+        return spelling
 
 
 class _Utf8:
@@ -336,15 +336,15 @@ class _ByteRuns:
         self._run = bytearray()
 
     def push(self, pieces: list[str]) -> list[str]:
-        given: list[str] = []
+        output: list[str] = []
         for piece in pieces:
             if byte := _BYTE.fullmatch(piece):
                 self._run.append(int(byte[1], 16))
                 continue
             if self._run:
-                given += self.finish()
-            given.append(piece)
-        return given
+                output += self.finish()
+            output.append(piece)
+        return output
 
     def finish(self) -> list[str]:
         run, self._run = bytes(self._run), bytearray()
@@ -377,11 +377,11 @@ class _FirstAndRest:
         self._rest = rest
 
     def push(self, pieces: list[str]) -> list[str]:
-        given: list[str] = []
+        output: list[str] = []
         for piece in pieces:
-            given.append(self._change(piece))
+            output.append(self._change(piece))
             self._change = self._rest
-        return given
+        return output
 
     def finish(self) -> list[str]:
         return []
@@ -392,14 +392,14 @@ class _StripWhole:
 
     def __init__(self, content: str, start: int) -> None:
         self._content = content
-        self._left = start
+        self._num_left = start
 
     def push(self, pieces: list[str]) -> list[str]:
         text = "".join(pieces)
-        if not self._left or not text:
+        if not self._num_left or not text:
             return [text]
-        rest = _stripped(text, self._content, self._left)
-        self._left = 0 if rest else self._left - len(text)
+        rest = _stripped(text, self._content, self._num_left)
+        self._num_left = 0 if rest else self._num_left - len(text)
         return [rest]
 
     def finish(self) -> list[str]:
@@ -414,16 +414,16 @@ class _Suffixed:
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix
-        self._held = ""
+        self._tail = ""
 
     def push(self, pieces: list[str]) -> list[str]:
-        given: list[str] = []
+        output: list[str] = []
         for piece in pieces:
             before, suffix, rest = piece.partition(self._suffix)
-            given.append(self._held.replace(self._suffix, " ") + before)
-            self._held = suffix + rest
-        return given
+            output.append(self._tail.replace(self._suffix, " ") + before)
+            self._tail = suffix + rest
+        return output
 
     def finish(self) -> list[str]:
-        held, self._held = self._held, ""
-        return [held.replace(self._suffix, "")]
+        tail, self._tail = self._tail, ""
+        return [tail.replace(self._suffix, "")]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from penstock.schemas.markup.forms import CALL_FORMS, THINKING_FORMS, Markup, form_of
 
-_MANY = 16  # tokens, among which a mark that begins the thinking is
+_HEAD_IDS = 16  # tokens, among which a mark that begins the thinking is
 
 
 class Parsers(NamedTuple):
@@ -16,7 +16,7 @@ class Parsers(NamedTuple):
     reasoning: str
 
 
-AS_FOUND = Parsers("auto", "auto")
+AUTO_PARSERS = Parsers("auto", "auto")
 
 
 def find_markup(template: str, parsers: Parsers) -> Markup:
@@ -57,7 +57,7 @@ def num_reasoning(
     if (thinking := markup.thinking) is None:
         return _num_in_channels(token_ids, piece) if markup.reasoning else 0
     begin, end = thinking.marks
-    if not markup.is_open and not decode(token_ids[:_MANY]).lstrip().startswith(begin):
+    if not markup.is_open and not decode(token_ids[:_HEAD_IDS]).lstrip().startswith(begin):
         return 0
     for place, token_id in enumerate(token_ids):
         if piece(token_id) == end:

@@ -32,47 +32,47 @@ def refuse_large_arguments(messages: list[Message]) -> None:
         if excess := too_much(text):
             raise InvalidJob(f"{where}: they hold {excess}; send fewer", "messages")
     if excess := too_much(*(text for _, text in texts)):
-        told = f"messages: the arguments of all calls hold {excess} together; send fewer"
-        raise InvalidJob(told, "messages")
+        sentence = f"messages: the arguments of all calls hold {excess} together; send fewer"
+        raise InvalidJob(sentence, "messages")
 
 
 def _argument_texts(messages: list[Message]) -> Iterator[tuple[str, bytes]]:
     """Yield the arguments that are to be parsed, and where each is."""
     for at, message in enumerate(messages):
         calls = message.get("tool_calls")
-        named = [
+        functions = [
             (f"tool_calls[{number}].function", call.get("function"))
             for number, call in enumerate(calls if isinstance(calls, list) else [])
             if isinstance(call, dict)
         ]
-        for name, function in [*named, ("function_call", message.get("function_call"))]:
+        for name, function in [*functions, ("function_call", message.get("function_call"))]:
             text = function.get("arguments") if isinstance(function, dict) else None
             if isinstance(text, str):
                 yield f"messages[{at}].{name}.arguments", text.encode(errors="replace")
 
 
 def _plain(message: Message, where: str, in_parts: bool) -> Message:
-    given: Message = {name: value for name, value in message.items() if value is not None}
-    role, called = given.get("role"), given.pop("function_call", None)
+    fields: Message = {name: value for name, value in message.items() if value is not None}
+    role, function_call = fields.get("role"), fields.pop("function_call", None)
     if not isinstance(role, str):
         raise InvalidJob(f"{where}.role: give a string", "messages")
-    plain = given | {"role": _ROLES.get(role, role), "content": _content(given, where, in_parts)}
+    plain = fields | {"role": _ROLES.get(role, role), "content": _content(fields, where, in_parts)}
     if role == "function":
-        plain["tool_call_id"] = given.get("name")
-    calls = given.get("tool_calls", [])
-    if called is not None and not calls:
-        plain["tool_calls"] = [_older_call(called, f"{where}.function_call")]
+        plain["tool_call_id"] = fields.get("name")
+    calls = fields.get("tool_calls", [])
+    if function_call is not None and not calls:
+        plain["tool_calls"] = [_older_call(function_call, f"{where}.function_call")]
     elif not isinstance(calls, list):
         raise InvalidJob(f"{where}.tool_calls: give a list", "messages")
-    elif "tool_calls" in given:
-        named = enumerate(calls)
-        plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in named]
+    elif "tool_calls" in fields:
+        entries = enumerate(calls)
+        plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in entries]
     return plain
 
 
-def _content(given: Message, where: str, in_parts: bool) -> JsonValue:
-    content = given.get("content")
-    if content is None and given["role"] == "assistant":
+def _content(message: Message, where: str, in_parts: bool) -> JsonValue:
+    content = message.get("content")
+    if content is None and message["role"] == "assistant":
         content = ""
     if not isinstance(content, str | list):
         raise InvalidJob(f"{where}.content: give a string or a list of parts", "messages")
@@ -106,28 +106,28 @@ def _call(call: JsonValue, where: str) -> JsonValue:
     return own | {"type": "function", "function": _function(function, f"{where}.function")}
 
 
-def _older_call(called: JsonValue, where: str) -> JsonValue:
+def _older_call(call: JsonValue, where: str) -> JsonValue:
     """Return the call of a message that has one at most, whose result comes under its name."""
-    if not isinstance(called, dict):
+    if not isinstance(call, dict):
         raise InvalidJob(f"{where}: give an object with name and arguments", "messages")
-    function = _function(called, where)
-    return {"id": called.get("name"), "type": "function", "function": function}
+    function = _function(call, where)
+    return {"id": call.get("name"), "type": "function", "function": function}
 
 
 def _function(function: Message, where: str) -> JsonValue:
     return {**function, "arguments": _arguments(function.get("arguments"), f"{where}.arguments")}
 
 
-def _arguments(given: JsonValue, where: str) -> JsonValue:
+def _arguments(value: JsonValue, where: str) -> JsonValue:
     """Return arguments as an object, from which templates write them.
 
     OpenAI's clients send its text. One that is no JSON object stays readable.
     """
-    if isinstance(given, dict):
-        return given
-    if not isinstance(given, str | None):
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str | None):
         raise InvalidJob(f"{where}: give an object, or its JSON as a string", "messages")
-    text = given or "{}"
+    text = value or "{}"
     try:
         return _OBJECT.validate_json(text)
     except ValueError:

@@ -31,7 +31,7 @@ from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.detokenizer import Detokenizer, PieceDecoder
 from penstock.worker.text.fill_in import fill_in
 from penstock.worker.text.markup import (
-    AS_FOUND,
+    AUTO_PARSERS,
     Parsers,
     find_markup,
     num_reasoning,
@@ -67,7 +67,7 @@ class Template(Protocol):
 class ModelTokenizer:
     """One model's tokenizer, from its folder. Its methods may be called by several threads."""
 
-    def __init__(self, source: Path | Template, parsers: Parsers = AS_FOUND) -> None:
+    def __init__(self, source: Path | Template, parsers: Parsers = AUTO_PARSERS) -> None:
         if isinstance(source, Path):
             from penstock.worker.text.chat_template import (
                 ChatTemplate,  # half a second, and not always needed
@@ -121,9 +121,9 @@ class ModelTokenizer:
         """
         if isinstance(prompt, str):
             special = params.add_special_tokens is not False
-            encoded = self._backend.encode(prompt, add_special_tokens=special)
-            if encoded.ids == list(ids):
-                return _begins(prompt, encoded.offsets)
+            encoding = self._backend.encode(prompt, add_special_tokens=special)
+            if encoding.ids == list(ids):
+                return _begins(prompt, encoding.offsets)
         decoder, offsets, offset = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
         for token_id in ids:
             offsets.append(offset)
@@ -137,13 +137,13 @@ class ModelTokenizer:
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids of words, each as it begins a text and as it follows a space."""
-        found: list[list[int]] = []
+        ids_of_words: list[list[int]] = []
         for word in words:
             for text in (word, f" {word.lstrip()}"):
                 ids = self._encode(text, "bad_words", add_special_tokens=False)
-                if ids and ids not in found:
-                    found.append(ids)
-        return found
+                if ids and ids not in ids_of_words:
+                    ids_of_words.append(ids)
+        return ids_of_words
 
     def _breakers(self, texts: Sequence[str]) -> frozenset[int]:
         """Return the tokens that contain one of the texts, and each text's last token."""
@@ -156,32 +156,35 @@ class ModelTokenizer:
     def _tokens_with(self, text: str) -> Iterator[int]:
         """Yield the tokens whose bytes contain the text."""
         whole, begins = self._all_bytes
-        sought = text.encode()
-        at = whole.find(sought)
+        needle = text.encode()
+        at = whole.find(needle)
         while at >= 0:
             token = bisect_right(begins, at) - 1
             end = begins[token + 1] if token + 1 < len(begins) else len(whole)
-            if at + len(sought) <= end:
+            if at + len(needle) <= end:
                 yield token
-                at = whole.find(sought, end)
+                at = whole.find(needle, end)
             else:
-                at = whole.find(sought, at + 1)
+                at = whole.find(needle, at + 1)
 
     @cached_property
     def _all_bytes(self) -> tuple[bytes, list[int]]:
         """Return the bytes of all tokens, one after the other, and where each begins."""
-        tokens = [self._decoder.token_bytes(each) for each in range(self._backend.get_vocab_size())]
+        tokens = [
+            self._decoder.token_bytes(token_id)
+            for token_id in range(self._backend.get_vocab_size())
+        ]
         return b"".join(tokens), [0, *accumulate(map(len, tokens))][:-1]
 
     def encode_texts(self, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
         """Return each text's ids, cut to `most` with the special tokens that end a text."""
-        found = [list(each.ids) for each in self._encode_all(texts, "input")]
-        if most is None or max(map(len, found), default=0) <= most:
-            return found
+        ids_of_texts = [list(encoding.ids) for encoding in self._encode_all(texts, "input")]
+        if most is None or max(map(len, ids_of_texts), default=0) <= most:
+            return ids_of_texts
         room = max(0, most - self._backend.num_special_tokens_to_add(False))
         return [
             ids if len(ids) <= most else self._cut(text, room)
-            for text, ids in zip(texts, found, strict=True)
+            for text, ids in zip(texts, ids_of_texts, strict=True)
         ]
 
     def encode_pairs(
@@ -191,15 +194,19 @@ class ModelTokenizer:
 
         Of a pair with more ids than `most` the longer text is cut, as transformers does it.
         """
-        found = self._encode_all(pairs, "input")
-        if most is not None and max((len(each.ids) for each in found), default=0) > most:
+        encodings = self._encode_all(pairs, "input")
+        if (
+            most is not None
+            and max((len(encoding.ids) for encoding in encodings), default=0) > most
+        ):
             room = max(0, most - self._backend.num_special_tokens_to_add(True))
-            found = [
-                each if len(each.ids) <= most else self._cut_pair(*pair, room)
-                for pair, each in zip(pairs, found, strict=True)
+            encodings = [
+                encoding if len(encoding.ids) <= most else self._cut_pair(*pair, room)
+                for pair, encoding in zip(pairs, encodings, strict=True)
             ]
         return [
-            (list(each.ids), each.type_ids.index(1) if 1 in each.type_ids else 0) for each in found
+            (list(encoding.ids), encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
+            for encoding in encodings
         ]
 
     def _encode_cut(
@@ -213,26 +220,26 @@ class ModelTokenizer:
         """Return a text's ids. A special token that begins or ends it is never cut off."""
         if most is None:
             return self._encode(text, param, add_special_tokens)
-        (encoded,) = self._encode_all([text], param, add_special_tokens=False)
+        (encoding,) = self._encode_all([text], param, add_special_tokens=False)
         num_added = self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0
-        encoded.truncate(max(0, most - num_added), direction=params.truncation_side)
-        return list((self._backend.post_process(encoded) if num_added else encoded).ids)
+        encoding.truncate(max(0, most - num_added), direction=params.truncation_side)
+        return list((self._backend.post_process(encoding) if num_added else encoding).ids)
 
     def _cut(self, text: str, room: int) -> list[int]:
-        encoded = self._backend.encode(text, add_special_tokens=False)
-        encoded.truncate(room)
-        return list(self._backend.post_process(encoded).ids)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding.truncate(room)
+        return list(self._backend.post_process(encoding).ids)
 
     def _cut_pair(self, first: str, second: str, room: int) -> Encoding:
-        one, other = (
+        head, tail = (
             self._backend.encode(text, add_special_tokens=False) for text in (first, second)
         )
-        less, more = sorted((len(one.ids), len(other.ids)))
+        less, more = sorted((len(head.ids), len(tail.ids)))
         less, more = (less, room - less) if 2 * less <= room else (room // 2, room - room // 2)
-        is_first_less = len(one.ids) <= len(other.ids)
-        one.truncate(less if is_first_less else more)
-        other.truncate(more if is_first_less else less)
-        return self._backend.post_process(one, other)
+        is_first_less = len(head.ids) <= len(tail.ids)
+        head.truncate(less if is_first_less else more)
+        tail.truncate(more if is_first_less else less)
+        return self._backend.post_process(head, tail)
 
     def render(self, chat: Chat, params: SamplingParams = _AS_USUAL, room: int = 0) -> list[int]:
         """Return the ids of a conversation, as the model's own template writes it.
@@ -256,10 +263,10 @@ class ModelTokenizer:
         holds_tags  the engine obeys structural tags
         """
         end = self.decode(prompt[-_TAIL_IDS:], skip_special_tokens=False)
-        known = self._markup
+        model_markup = self._markup
         if chat.chat_template is not None:
-            known = find_markup(chat.chat_template, self._parsers)
-        markup = of_answer(known, bool(chat.tools), end)
+            model_markup = find_markup(chat.chat_template, self._parsers)
+        markup = of_answer(model_markup, bool(chat.tools), end)
         return answer_form(chat, params, markup, holds_tags, self._has_mark)
 
     def _has_mark(self, mark: str) -> bool:
@@ -273,13 +280,13 @@ class ModelTokenizer:
     def plain_tokens(self, vocab_size: int) -> dict[bytes, int]:
         """Return the tokens that are no special ones, by the bytes that they stand for."""
         vocabulary = self._decoder.vocabulary
-        found = {
+        tokens = {
             self._decoder.token_bytes(token_id): token_id
             for token_id in range(vocab_size)
             if vocabulary.plain_piece(token_id) is not None
         }
-        found.pop(b"", None)
-        return found
+        tokens.pop(b"", None)
+        return tokens
 
     def detokenizer(
         self,
@@ -302,34 +309,34 @@ class ModelTokenizer:
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Return the strings that the vocabulary has for tokens; "" for ids without one."""
-        return [self._decoder.vocabulary.piece(each) or "" for each in token_ids]
+        return [self._decoder.vocabulary.piece(token_id) or "" for token_id in token_ids]
 
     def description(self) -> str:
         """Return the tokenizer's configuration as JSON, with its class and its chat template."""
         return json.dumps(self._template.describe(), ensure_ascii=False)
 
-    def token_logprob(self, drawn: Logprob, offset: int | None = None) -> TokenLogprob:
-        text, spelled = self._token_text(drawn.token_id)
+    def token_logprob(self, entry: Logprob, offset: int | None = None) -> TokenLogprob:
+        text, spelling = self._token_text(entry.token_id)
         return TokenLogprob(
-            token_id=drawn.token_id,
+            token_id=entry.token_id,
             token=text,
-            bytes=spelled,
-            logprob=_finite(drawn.logprob),
+            bytes=spelling,
+            logprob=_finite(entry.logprob),
             top=tuple(
                 self._top_logprob(token_id, logprob)
-                for token_id, logprob in zip(drawn.top_ids, drawn.top_logprobs, strict=True)
+                for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
             ),
             offset=offset,
         )
 
     def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:
-        text, spelled = self._token_text(token_id)
-        return TopLogprob(token_id=token_id, token=text, bytes=spelled, logprob=_finite(logprob))
+        text, spelling = self._token_text(token_id)
+        return TopLogprob(token_id=token_id, token=text, bytes=spelling, logprob=_finite(logprob))
 
     def _token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
         if token_id not in self._token_texts:
-            spelled = self._decoder.token_bytes(token_id)
-            self._token_texts[token_id] = spelled.decode(errors="replace"), tuple(spelled)
+            spelling = self._decoder.token_bytes(token_id)
+            self._token_texts[token_id] = spelling.decode(errors="replace"), tuple(spelling)
         return self._token_texts[token_id]
 
     def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:

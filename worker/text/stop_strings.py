@@ -23,29 +23,29 @@ class StopStrings:
         self._by_first = dict[str, set[int]]()  # the searches that a letter begins
         for place, search in enumerate(self._searches):
             self._by_first.setdefault(search.stop[0], set()).add(place)
-        self._begun = set[int]()  # searches of whose stop the text may have the beginning
+        self._candidates = set[int]()  # searches of whose stop the text may have the beginning
         self._include_in_output = include_in_output
-        self._held = ""
+        self._tail = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, Match | None]:
         """Return the text that is now certain, and the match that ended it or None.
 
         Without `may_stop` nothing ends it.
         """
-        seen = len(self._held)
-        self._held += text
-        for end, letter in enumerate(text, seen + 1):
+        start = len(self._tail)
+        self._tail += text
+        for end, letter in enumerate(text, start + 1):
             if stop := self._advance(letter, may_stop):
                 cut = end if self._include_in_output else end - len(stop)
-                return self._held[:cut], Match(stop)
-        num_held = max((self._searches[place].num_matched for place in self._begun), default=0)
+                return self._tail[:cut], Match(stop)
+        num_held = max((self._searches[place].num_matched for place in self._candidates), default=0)
         return self._release(num_held), None
 
     def _advance(self, letter: str, may_stop: bool) -> str | None:
         """Read a letter; return the longest stop string that it completes."""
-        looked_at = self._begun | self._by_first.get(letter, set())
+        looked_at = self._candidates | self._by_first.get(letter, set())
         complete = [place for place in looked_at if self._searches[place].advance(letter)]
-        self._begun = {place for place in looked_at if self._searches[place].num_matched}
+        self._candidates = {place for place in looked_at if self._searches[place].num_matched}
         return self._searches[min(complete)].stop if complete and may_stop else None
 
     def finish(self) -> tuple[str, Match | None]:
@@ -53,9 +53,9 @@ class StopStrings:
         return self._release(0), None
 
     def _release(self, num_held: int) -> str:
-        cut = len(self._held) - num_held
-        released, self._held = self._held[:cut], self._held[cut:]
-        return released
+        cut = len(self._tail) - num_held
+        text, self._tail = self._tail[:cut], self._tail[cut:]
+        return text
 
 
 class _Search:
@@ -80,10 +80,10 @@ class _Search:
 
         Afterwards `num_matched` counts a proper prefix, never the whole stop string.
         """
-        matched = self.num_matched
-        while matched and self.stop[matched] != letter:
-            matched = self._fallback[matched - 1]
-        matched += self.stop[matched] == letter
-        is_complete = matched == len(self.stop)
-        self.num_matched = self._fallback[matched - 1] if is_complete else matched
+        count = self.num_matched
+        while count and self.stop[count] != letter:
+            count = self._fallback[count - 1]
+        count += self.stop[count] == letter
+        is_complete = count == len(self.stop)
+        self.num_matched = self._fallback[count - 1] if is_complete else count
         return is_complete

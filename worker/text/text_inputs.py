@@ -11,7 +11,7 @@ from penstock.worker.engine.io.limits import EngineLimits, PoolingFacts
 from penstock.worker.engine.io.messages import AddSequence
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 
-_NONE = SamplingParams()
+_NO_SAMPLING = SamplingParams()
 
 
 class TextInput(NamedTuple):
@@ -34,9 +34,9 @@ def read_inputs(
     task, most = facts.task_of(pooling), pooling.truncate_prompt_tokens
     most = limits.max_model_len if most == -1 else most
     if task != "score":
-        head = _head(facts, pooling.prompt_name)
-        written = [_written(facts, prompt, head) for prompt in prompts]
-        inputs = [TextInput(ids) for ids in _ids(text, written, most)]
+        prefix = _head(facts, pooling.prompt_name)
+        full_prompts = [_written(facts, prompt, prefix) for prompt in prompts]
+        inputs = [TextInput(ids) for ids in _ids(text, full_prompts, most)]
         return _checked(inputs, pooling, limits)
     texts = [str(_written(facts, prompt)) for prompt in prompts]
     queries = [str(_written(facts, query)) for query in pooling.queries]
@@ -47,7 +47,7 @@ def read_inputs(
         return _checked(inputs, pooling, limits)
     heads, tails = _ids(text, queries, most), _ids(text, texts, most)
     heads *= len(tails) // len(heads)
-    inputs = [TextInput(one + other, len(one)) for one, other in zip(heads, tails, strict=True)]
+    inputs = [TextInput(head + tail, len(head)) for head, tail in zip(heads, tails, strict=True)]
     return _checked(inputs, pooling, limits)
 
 
@@ -55,7 +55,7 @@ def _checked(
     inputs: list[TextInput], pooling: PoolingParams, limits: EngineLimits
 ) -> list[TextInput]:
     for ids, split in inputs:
-        if error := limits.check(AddSequence("", ids, _NONE, pooling=pooling, split=split)):
+        if error := limits.check(AddSequence("", ids, _NO_SAMPLING, pooling=pooling, split=split)):
             raise error
     return inputs
 
@@ -64,8 +64,8 @@ def _head(facts: PoolingFacts, name: str | None) -> str:
     """Return the text that goes before each text. Raises InvalidJob for a name of none."""
     name = facts.default_prompt if name is None else name
     if name is not None and name not in facts.prompts:
-        known = ", ".join(sorted(facts.prompts)) or "none"
-        raise InvalidJob(f"prompt_name: {name!r} is not known; known: {known}", "prompt_name")
+        names = ", ".join(sorted(facts.prompts)) or "none"
+        raise InvalidJob(f"prompt_name: {name!r} is not known; known: {names}", "prompt_name")
     return "" if name is None else facts.prompts[name]
 
 
@@ -76,5 +76,5 @@ def _written(facts: PoolingFacts, prompt: Prompt, head: str = "") -> Prompt:
 
 
 def _ids(text: ModelTokenizer, prompts: Sequence[Prompt], most: int | None) -> list[list[int]]:
-    read = iter(text.encode_texts([each for each in prompts if isinstance(each, str)], most))
-    return [next(read) if isinstance(each, str) else each[:most] for each in prompts]
+    read = iter(text.encode_texts([prompt for prompt in prompts if isinstance(prompt, str)], most))
+    return [next(read) if isinstance(prompt, str) else prompt[:most] for prompt in prompts]

@@ -59,7 +59,7 @@ class _TimeWatch:
                 if num_idle > IDLE_TICKS:
                     self._thread = None
                     return
-                for piece in [each for each in self._pieces if each.clock() >= each.until_s]:
+                for piece in [entry for entry in self._pieces if entry.clock() >= entry.until_s]:
                     self._pieces.discard(piece)
                     _raise_in(piece.thread, ctypes.py_object(TookTooLong))
 

@@ -22,7 +22,7 @@ from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.io.messages import Logprob, Output
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.detokenizer import Detokenizer
-from penstock.worker.text.markup import AS_FOUND, Parsers, find_markup
+from penstock.worker.text.markup import AUTO_PARSERS, Parsers, find_markup
 from penstock.worker.text.model_tokenizer import LOWEST_LOGPROB, ModelTokenizer
 from penstock.worker.text.stop_strings import Match, StopStrings
 from tokenizers_made import CORPUS, folder, text
@@ -742,7 +742,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("template", "found"), FORMS)
 def test_the_form_of_calls_and_thinking_is_found_in_the_template(template, found):
-    markup = find_markup(template, AS_FOUND)
+    markup = find_markup(template, AUTO_PARSERS)
     assert (markup.calls, markup.reasoning) == found
     told = find_markup(template, Parsers("qwen3_coder", "none"))
     assert (told.calls, told.reasoning) == ("qwen3_xml", None)
