@@ -329,7 +329,7 @@ class Engine(AnyEngine):
             seq.num_cached or 0,
             prompt_logprobs=scores,
         )
-        if finish_reason == "stop" and seq.constraint is not None and seq.constraint.unheld:
+        if finish_reason == "stop" and seq.constraint is not None and seq.constraint.loose_schema:
             self._check(seq, output)
             return []
         return [output]
@@ -340,7 +340,7 @@ class Engine(AnyEngine):
         completion = seq.token_ids[seq.num_prompt :]
         if completion[-1] in seq.stop_ids:
             completion.pop()
-        checked = self.grammars.check(seq.constraint.unheld, completion)
+        checked = self.grammars.check(seq.constraint.loose_schema, completion)
 
         def told() -> Output:
             return msgspec.structs.replace(output, schema_error=checked.result() or None)

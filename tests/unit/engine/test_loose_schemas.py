@@ -85,21 +85,22 @@ def test_what_is_held_loosely_is_checked_when_it_is_made(
     schema, right, wrong, reason = LOOSE[name]
     outputs = StructuredOutputs(json_schema=schema, lenient=True)
     constraint = grammars.compile(outputs).result().constraint([])
-    assert json.loads(constraint.unheld) == schema
+    assert json.loads(constraint.loose_schema) == schema
     for text in filter(None, (right, wrong)):
         constraint = grammars.compile(outputs).result().constraint(tokens(tokenizer, text))
         assert constraint.error is None and constraint.matcher.is_accepting(), text
     if right:
-        assert grammars.check(constraint.unheld, tokens(tokenizer, right)).result() == ""
-    assert reason in grammars.check(constraint.unheld, tokens(tokenizer, wrong)).result()
-    assert "not JSON" in grammars.check(constraint.unheld, tokens(tokenizer, wrong[:-1])).result()
+        assert grammars.check(constraint.loose_schema, tokens(tokenizer, right)).result() == ""
+    assert reason in grammars.check(constraint.loose_schema, tokens(tokenizer, wrong)).result()
+    error = grammars.check(constraint.loose_schema, tokens(tokenizer, wrong[:-1])).result()
+    assert "not JSON" in error
 
 
 def test_what_can_be_held_whole_is_not_checked(grammars: Grammars) -> None:
     for schema in SCHEMAS.values():
         outputs = StructuredOutputs(json_schema=schema, lenient=True)
-        unheld = grammars.compile(outputs).result().constraint([]).unheld
-        assert not unheld or "uniqueItems" in unheld
+        loose_schema = grammars.compile(outputs).result().constraint([]).loose_schema
+        assert not loose_schema or "uniqueItems" in loose_schema
 
 
 @pytest.mark.parametrize(

@@ -26,19 +26,19 @@ def schema_error(schema: str, answer: str) -> str:
         return f"not JSON: {error}"
     except RecursionError:
         return "not checked: brackets inside brackets, too deep"
-    wanted = json.loads(schema)
+    schema_value = json.loads(schema)
     try:
         try:
-            validator = _validator(wanted)
+            validator = _validator(schema_value)
         except _UNREADABLE:  # bounds of draft 4 and the like
-            validator = _validator(respelled(wanted))
+            validator = _validator(respelled(schema_value))
     except _UNREADABLE as error:
         return _short(f"not checked: {error}")
-    found = next(validator.iter_errors(value), None)
-    if found is None:
+    violation = next(validator.iter_errors(value), None)
+    if violation is None:
         return ""
-    place = "".join(f"/{step}" for step in found.instance_path)
-    return _short(f"{place}: {found.message}" if place else found.message)
+    place = "".join(f"/{step}" for step in violation.instance_path)
+    return _short(f"{place}: {violation.message}" if place else violation.message)
 
 
 def _validator(schema: JsonValue) -> jsonschema_rs.Validator:
@@ -48,5 +48,5 @@ def _validator(schema: JsonValue) -> jsonschema_rs.Validator:
 
 
 def _short(text: str) -> str:
-    told = " ".join(text.split())
-    return told if len(told) <= MAX_ERROR else told[: MAX_ERROR - 1] + "…"
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_ERROR else line[: MAX_ERROR - 1] + "…"

@@ -42,15 +42,15 @@ class Constraint:
         matcher: LLMatcher,
         completion: list[int],
         wakes_at: int | None = None,
-        unheld: str = "",
+        loose_schema: str = "",
     ) -> None:
         """Take the matcher over, and replay the completion, which was drawn before.
 
-        wakes_at  the token before which all are allowed; None where there is none
-        unheld    the schema that the grammar holds only in part; "" where it holds all
+        wakes_at      the token before which all are allowed; None where there is none
+        loose_schema  the schema that the grammar holds only in part; "" where it holds all
         """
         self.matcher = matcher
-        self.unheld = unheld
+        self.loose_schema = loose_schema
         self.is_awake = wakes_at is None
         self._wakes_at = wakes_at
         self._num_consumed = 0
@@ -88,7 +88,7 @@ class Constraint:
 class Grammar:
     """A compiled form; any number of sequences may follow it.
 
-    wakes_at, unheld  as its constraints have them
+    wakes_at, loose_schema  as its constraints have them
     """
 
     def __init__(
@@ -96,17 +96,17 @@ class Grammar:
         prototype: LLMatcher,
         num_bytes: int,
         wakes_at: int | None = None,
-        unheld: str = "",
+        loose_schema: str = "",
     ) -> None:
         self.num_bytes = num_bytes  # approximate memory
         self._prototype = prototype
         self._wakes_at = wakes_at
-        self._unheld = unheld
+        self._loose_schema = loose_schema
 
     def constraint(self, completion: list[int]) -> Constraint:
         """Return the constraint of a sequence that starts, or continues after these tokens."""
         copy_of_it = self._prototype.deep_copy()
-        return Constraint(copy_of_it, completion, self._wakes_at, self._unheld)
+        return Constraint(copy_of_it, completion, self._wakes_at, self._loose_schema)
 
 
 class Grammars:
@@ -138,10 +138,10 @@ class Grammars:
         self.num_hits = 0  # forms that were compiled before
         self.note_compiled: Callable[[float], None] = lambda seconds: None
         self._pool = ThreadPoolExecutor(num_threads, "grammar")
-        self._kept: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
-        self._kept_lock = Lock()
-        self._loaded: tuple[LLTokenizer, Sandbox] | None = None
-        self._loaded_lock = Lock()
+        self._futures: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
+        self._futures_lock = Lock()
+        self._tools: tuple[LLTokenizer, Sandbox] | None = None
+        self._tools_lock = Lock()
         self._special_ids: dict[str, int] = {}
 
     def compile(self, outputs: StructuredOutputs) -> Future[Grammar]:
@@ -151,43 +151,47 @@ class Grammars:
         """
         parts = *outputs.constraint, outputs.asked_as or "", str(outputs.lenient)
         key = blake2b("\0".join(parts).encode(errors="surrogatepass")).digest()
-        with self._kept_lock:
-            if key not in self._kept:
-                self._kept[key] = self._pool.submit(self._compile_timed, outputs)
+        with self._futures_lock:
+            if key not in self._futures:
+                self._futures[key] = self._pool.submit(self._compile_timed, outputs)
             else:
                 self.num_hits += 1
-            self._kept.move_to_end(key)
-            while len(self._kept) > 1 and self._is_over():
-                self._kept.popitem(last=False)
-            return self._kept[key]
+            self._futures.move_to_end(key)
+            while len(self._futures) > 1 and self._is_over():
+                self._futures.popitem(last=False)
+            return self._futures[key]
 
-    def check(self, unheld: str, completion: list[int]) -> Future[str]:
+    def check(self, loose_schema: str, completion: list[int]) -> Future[str]:
         """Return a future of why the tokens are not what the schema says; "" where they are."""
 
-        def found() -> str:
+        def schema_error() -> str:
             tokenizer, sandbox = self._load_once()
             text = tokenizer.decode_bytes(completion).decode(errors="replace")
-            return sandbox.schema_error(unheld, text)
+            return sandbox.schema_error(loose_schema, text)
 
-        return self._pool.submit(found)
+        return self._pool.submit(schema_error)
 
     def close(self) -> None:
         """End the threads and the sandbox, and cancel what was not begun."""
         self._pool.shutdown(cancel_futures=True)
-        if self._loaded is not None:
-            self._loaded[1].close()
+        if self._tools is not None:
+            self._tools[1].close()
 
     def _is_over(self) -> bool:
-        kept = [each for each in self._kept.values() if each.done() and not each.cancelled()]
-        num_bytes = sum(each.result().num_bytes for each in kept if each.exception() is None)
-        return len(self._kept) > self.max_kept or num_bytes > self.max_kept_bytes
+        futures = [
+            future for future in self._futures.values() if future.done() and not future.cancelled()
+        ]
+        num_bytes = sum(
+            future.result().num_bytes for future in futures if future.exception() is None
+        )
+        return len(self._futures) > self.max_kept or num_bytes > self.max_kept_bytes
 
     def _compile_timed(self, outputs: StructuredOutputs) -> Grammar:
         began_s = time.monotonic()
         try:
             return self._compile(outputs)
         finally:
-            with self._kept_lock:  # several threads compile
+            with self._futures_lock:  # several threads compile
                 self.note_compiled(time.monotonic() - began_s)
 
     def _compile(self, outputs: StructuredOutputs) -> Grammar:
@@ -196,22 +200,22 @@ class Grammars:
         try:
             if kind == "choice":  # needs no sandbox, which lacks the large libraries
                 kind, text = "regex", alternatives(json.loads(text))
-            tried, is_whole = _tried(sandbox, kind, text, outputs.lenient)
+            attempt, is_whole = _tried(sandbox, kind, text, outputs.lenient)
         except ValueError as error:
             raise refusal(outputs, str(error)) from None
-        prototype = LLMatcher(tokenizer, tried.grammar, log_level=0, limits=LIMITS)
+        prototype = LLMatcher(tokenizer, attempt.grammar, log_level=0, limits=LIMITS)
         prototype.compute_bitmask()  # so that the copies start with warm caches
         if prototype.is_error():
             raise refusal(outputs, reason_of(prototype))
         wakes_at = free_until(text, self._special_ids) if kind == "structural_tag" else None
-        unheld = text if kind == "json" and not is_whole else ""
-        return Grammar(prototype, tried.num_bytes, wakes_at, unheld)
+        loose_schema = text if kind == "json" and not is_whole else ""
+        return Grammar(prototype, attempt.num_bytes, wakes_at, loose_schema)
 
     def _load_once(self) -> tuple[LLTokenizer, Sandbox]:
-        with self._loaded_lock:
-            if self._loaded is None:
-                self._loaded = self._load()
-            return self._loaded
+        with self._tools_lock:
+            if self._tools is None:
+                self._tools = self._load()
+            return self._tools
 
     def _load(self) -> tuple[LLTokenizer, Sandbox]:
         try:
@@ -265,9 +269,9 @@ class Masks:
         Other threads can run meanwhile.
         """
         todo = [
-            (each.matcher, row)
-            for row, each in enumerate(constraints)
-            if each is not None and each.is_awake
+            (constraint.matcher, row)
+            for row, constraint in enumerate(constraints)
+            if constraint is not None and constraint.is_awake
         ]
         if not todo:
             return None
@@ -292,10 +296,10 @@ def _backend(folder: Path, vocab_size: int) -> tuple[str, set[int]]:
     backend = copy(tokenizer.backend_tokenizer)
     backend.no_padding()
     backend.no_truncation()
-    written, end = backend.to_str(), tokenizer.eos_token_id
+    text, end = backend.to_str(), tokenizer.eos_token_id
     if max(backend.get_vocab().values(), default=0) >= vocab_size:
-        written = without_rows_past(written, vocab_size)
-    return written, {end} if end is not None and end < vocab_size else set()
+        text = without_rows_past(text, vocab_size)
+    return text, {end} if end is not None and end < vocab_size else set()
 
 
 def without_rows_past(tokenizer: str, vocab_size: int) -> str:
@@ -304,9 +308,9 @@ def without_rows_past(tokenizer: str, vocab_size: int) -> str:
     Such ids are never drawn, and a text that has several spellings in tokens must be spelled
     without them.
     """
-    made = json.loads(tokenizer)
-    model = made["model"]
-    made["added_tokens"] = [each for each in made["added_tokens"] if each["id"] < vocab_size]
+    config = json.loads(tokenizer)
+    model = config["model"]
+    config["added_tokens"] = [token for token in config["added_tokens"] if token["id"] < vocab_size]
     if isinstance(model["vocab"], list):  # Unigram's list, in which an id is an index
         model["vocab"] = model["vocab"][:vocab_size]
     else:
@@ -314,8 +318,8 @@ def without_rows_past(tokenizer: str, vocab_size: int) -> str:
     if "merges" in model:
         prefix = len(model["continuing_subword_prefix"] or "")
         model["merges"] = [
-            (left, right)
-            for left, right in model["merges"]
-            if {left, right, left + right[prefix:]} <= model["vocab"].keys()
+            (first, second)
+            for first, second in model["merges"]
+            if {first, second, first + second[prefix:]} <= model["vocab"].keys()
         ]
-    return json.dumps(made)
+    return json.dumps(config)

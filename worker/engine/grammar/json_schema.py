@@ -48,8 +48,8 @@ _PATTERNS = {
         r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]" + _DOMAIN
     ),
 }
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SHARED = ("$defs", "definitions")
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DEFINITIONS = ("$defs", "definitions")
 _DATA = frozenset(("const", "enum", "default", "example", "examples"))
 _ALWAYS: tuple[JsonValue, ...] = ({}, True)
 
@@ -61,54 +61,54 @@ def respelled(schema: Schema) -> JsonValue:
 
 def _respelled(schema: JsonValue, root: Schema) -> JsonValue:
     if isinstance(schema, list):
-        return [_respelled(each, root) for each in schema]
+        return [_respelled(part, root) for part in schema]
     if not isinstance(schema, dict):
         return schema
     if "not" in schema and schema["not"] in _ALWAYS:
         return False
     if "$id" in schema:
         root = schema
-    found = _with_parts(schema, lambda part: _respelled(part, root))
+    result = _with_parts(schema, lambda part: _respelled(part, root))
     for rewrite in (_format, _pattern, _bounds, _names):
-        rewrite(found)
-    without_one_of(found, root)
-    found.pop("uniqueItems", None)  # no grammar can compare items; see docs/http.md
-    return found
+        rewrite(result)
+    without_one_of(result, root)
+    result.pop("uniqueItems", None)  # no grammar can compare items; see docs/http.md
+    return result
 
 
 def loosened(schema: JsonValue, is_pattern: Callable[[str], bool]) -> JsonValue:
     """Return the schema without names of other documents, and patterns that are none here."""
     if isinstance(schema, list):
-        return [loosened(each, is_pattern) for each in schema]
+        return [loosened(part, is_pattern) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = _with_parts(schema, lambda part: loosened(part, is_pattern))
-    reference, pattern = found.get("$ref"), found.get("pattern")
+    result = _with_parts(schema, lambda part: loosened(part, is_pattern))
+    reference, pattern = result.get("$ref"), result.get("pattern")
     if isinstance(reference, str) and not reference.startswith("#"):
-        del found["$ref"]
-    found.pop("$schema", None)
+        del result["$ref"]
+    result.pop("$schema", None)
     if isinstance(pattern, str) and not is_pattern(pattern):
-        del found["pattern"]
-    patterns = found.get("patternProperties")
+        del result["pattern"]
+    patterns = result.get("patternProperties")
     if isinstance(patterns, dict) and not all(map(is_pattern, patterns)):
-        del found["patternProperties"]
-        found.pop("additionalProperties", None)
-    return found
+        del result["patternProperties"]
+        result.pop("additionalProperties", None)
+    return result
 
 
 def parts(schema: JsonValue, path: str = "#") -> Iterator[tuple[str, JsonValue]]:
     """Yield the schemas directly inside a schema, each with its place as a JSON pointer."""
     if isinstance(schema, dict):
         for name, value in schema.items():
-            if name in _NAMED and isinstance(value, dict):
-                for key, each in value.items():
-                    yield f"{path}/{name}/{_step(key)}", each
+            if name in _SCHEMA_MAPS and isinstance(value, dict):
+                for key, part in value.items():
+                    yield f"{path}/{name}/{_step(key)}", part
             elif isinstance(value, dict) and name not in _DATA:
                 yield f"{path}/{_step(name)}", value
             elif isinstance(value, list) and name not in _DATA:
-                for number, each in enumerate(value):
-                    if isinstance(each, dict):
-                        yield f"{path}/{_step(name)}/{number}", each
+                for number, part in enumerate(value):
+                    if isinstance(part, dict):
+                        yield f"{path}/{_step(name)}/{number}", part
 
 
 def place_of(schema: Schema, reason: str, why: Callable[[Schema], str | None]) -> str:
@@ -116,14 +116,14 @@ def place_of(schema: Schema, reason: str, why: Callable[[Schema], str | None]) -
 
     why  returns the reason why a schema is refused by itself; None where it is not refused
     """
-    shared: Schema = {name: schema[name] for name in _SHARED if name in schema}
-    here, part, left = "#", schema, MAX_PROBES
-    while left > 0:
-        inner = list(islice(parts(part, here), left))
-        left -= len(inner) + 1
-        for path, each in inner:
-            if isinstance(each, dict) and why(shared | each) == reason:
-                here, part = path, each
+    definitions: Schema = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    here, part, budget = "#", schema, MAX_PROBES
+    while budget > 0:
+        inner = list(islice(parts(part, here), budget))
+        budget -= len(inner) + 1
+        for path, candidate in inner:
+            if isinstance(candidate, dict) and why(definitions | candidate) == reason:
+                here, part = path, candidate
                 break
         else:
             break
@@ -140,8 +140,8 @@ def _with_parts(schema: Schema, change: Callable[[JsonValue], JsonValue]) -> Sch
     def changed(name: str, value: JsonValue) -> JsonValue:
         if name in _DATA:
             return value
-        if name in _NAMED and isinstance(value, dict):
-            return {key: change(each) for key, each in value.items()}
+        if name in _SCHEMA_MAPS and isinstance(value, dict):
+            return {key: change(part) for key, part in value.items()}
         return change(value)
 
     return {name: changed(name, value) for name, value in schema.items()}
@@ -152,14 +152,14 @@ def _format(schema: Schema) -> None:
 
     JSON Schema lets unknown formats be ignored. Those of dates and times become patterns.
     """
-    wanted = schema.get("format")
-    if isinstance(wanted, str) and wanted in _OF_FORMAT and "pattern" not in schema:
+    name = schema.get("format")
+    if isinstance(name, str) and name in _OF_FORMAT and "pattern" not in schema:
         del schema["format"]
-        schema["pattern"] = _OF_FORMAT[wanted]
-    elif isinstance(wanted, str) and wanted not in _FORMATS:
+        schema["pattern"] = _OF_FORMAT[name]
+    elif isinstance(name, str) and name not in _FORMATS:
         del schema["format"]
-        if wanted in _NARROWER:
-            schema["format"] = _NARROWER[wanted]
+        if name in _NARROWER:
+            schema["format"] = _NARROWER[name]
 
 
 def _pattern(schema: Schema) -> None:
@@ -184,14 +184,14 @@ def _names(schema: Schema) -> None:
     if not isinstance(names, dict) or schema.keys() & {"properties", "patternProperties"}:
         return
     values = schema.get("additionalProperties", True)
-    told = names.keys() - {"type"}
-    listed = names.get("enum", [names["const"]] if "const" in names else None)
-    if told in ({"enum"}, {"const"}) and isinstance(listed, list):
-        texts = "|".join(_literal(each) for each in listed if isinstance(each, str))
+    keywords = names.keys() - {"type"}
+    choices = names.get("enum", [names["const"]] if "const" in names else None)
+    if keywords in ({"enum"}, {"const"}) and isinstance(choices, list):
+        texts = "|".join(_literal(choice) for choice in choices if isinstance(choice, str))
         schema["patternProperties"] = {f"^({texts})$": values}
-    elif told == {"pattern"}:
+    elif keywords == {"pattern"}:
         schema["patternProperties"] = {str(names["pattern"]): values}
-    elif told and told <= {"minLength", "maxLength"}:
+    elif keywords and keywords <= {"minLength", "maxLength"}:
         lengths = _lengths(names)
         schema["patternProperties"] = {f"^(.|\n){{{lengths}}}$": values}
     else:

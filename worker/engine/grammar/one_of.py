@@ -31,12 +31,12 @@ def without_one_of(schema: Schema, root: Schema) -> None:
     if len(alternatives) > _MAX_ALTERNATIVES:
         return
     types = _types(schema)
-    if "object" in types and (made := _by_required(alternatives)) is not None:
-        alternatives = made
+    if "object" in types and (disjoint := _by_required(alternatives)) is not None:
+        alternatives = disjoint
         schema["type"] = "object"  # what is none matches all of them
     elif not all(
-        _are_exclusive(one, other, root, _MAX_DEPTH, types)
-        for one, other in combinations(alternatives, 2)
+        _are_exclusive(first, second, root, _MAX_DEPTH, types)
+        for first, second in combinations(alternatives, 2)
     ):
         return
     del schema["oneOf"]
@@ -48,27 +48,27 @@ def _by_required(alternatives: list[JsonValue]) -> list[JsonValue] | None:
 
     None where they say more, or where that cannot be said of one property at a time.
     """
-    asked: list[Schema] = []
-    for each in alternatives:
-        if not isinstance(each, dict) or each.keys() - _NOTES != {"required"}:
+    schemas: list[Schema] = []
+    for alternative in alternatives:
+        if not isinstance(alternative, dict) or alternative.keys() - _NOTES != {"required"}:
             return None
-        asked.append(each)
-    made: list[JsonValue] = []
-    for place, own in enumerate(asked):
+        schemas.append(alternative)
+    result: list[JsonValue] = []
+    for place, own in enumerate(schemas):
         names = _required(own)
-        others = [_required(each) - names for at, each in enumerate(asked) if at != place]
-        if not all(others):
+        extras = [_required(schema) - names for at, schema in enumerate(schemas) if at != place]
+        if not all(extras):
             continue  # who matches this one matches another, too
-        if any(len(each) > 1 for each in others):
+        if any(len(extra) > 1 for extra in extras):
             return None
-        forbidden: Schema = {name: False for each in others for name in sorted(each)}
-        made.append({"required": own["required"], "properties": forbidden})
-    return made
+        properties: Schema = {name: False for extra in extras for name in sorted(extra)}
+        result.append({"required": own["required"], "properties": properties})
+    return result
 
 
 def _are_exclusive(
-    one: JsonValue,
-    other: JsonValue,
+    first: JsonValue,
+    second: JsonValue,
     root: Schema,
     depth: int,
     types: frozenset[str] = _TYPES,
@@ -76,24 +76,24 @@ def _are_exclusive(
     """Return whether it is certain that no value of these types matches both schemas."""
     if depth == 0:
         return False
-    ones, others = list(_all_of(one, root)), list(_all_of(other, root))
-    return any(_differ(a, b, root, depth, types) for a in ones for b in others)
+    firsts, seconds = list(_all_of(first, root)), list(_all_of(second, root))
+    return any(_differ(a, b, root, depth, types) for a in firsts for b in seconds)
 
 
 def _all_of(schema: JsonValue, root: Schema) -> Iterator[Schema | bool]:
     """Yield schemas that all values of a schema match: itself, what it refers to, its `allOf`."""
-    todo, seen = [schema], 0
-    while todo and seen < 2 * _MAX_DEPTH:
-        each, seen = todo.pop(), seen + 1
-        if isinstance(each, bool):
-            yield each
-        if not isinstance(each, dict):
+    todo, count = [schema], 0
+    while todo and count < 2 * _MAX_DEPTH:
+        part, count = todo.pop(), count + 1
+        if isinstance(part, bool):
+            yield part
+        if not isinstance(part, dict):
             continue
-        reference, parts = each.get("$ref"), each.get("allOf")
+        reference, parts = part.get("$ref"), part.get("allOf")
         if isinstance(reference, str):
             todo.append(_target(reference, root))
             continue  # what is beside a reference counts in the later drafts alone
-        yield each
+        yield part
         if isinstance(parts, list):
             todo += parts
 
@@ -103,59 +103,59 @@ def _target(reference: str, root: Schema) -> JsonValue:
     start, *steps = reference.split("/")
     if start != "#" or "%" in reference:
         return None
-    found: JsonValue = root
+    part: JsonValue = root
     for step in steps:
         name = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, dict) else None
-        if isinstance(found, dict) and "$id" in found:
+        part = part.get(name) if isinstance(part, dict) else None
+        if isinstance(part, dict) and "$id" in part:
             return None  # the references inside it are its own
-    return found
+    return part
 
 
 def _differ(
-    one: Schema | bool, other: Schema | bool, root: Schema, depth: int, types: frozenset[str]
+    first: Schema | bool, second: Schema | bool, root: Schema, depth: int, types: frozenset[str]
 ) -> bool:
-    if one is False or other is False:
+    if first is False or second is False:
         return True
-    if one is True or other is True:
+    if first is True or second is True:
         return False
-    for either, another in ((one, other), (other, one)):
+    for schema, counterpart in ((first, second), (second, first)):
         for name in ("anyOf", "oneOf"):
-            parts = either.get(name)
+            parts = schema.get(name)
             if isinstance(parts, list) and all(
-                _are_exclusive(part, another, root, depth - 1, types) for part in parts
+                _are_exclusive(part, counterpart, root, depth - 1, types) for part in parts
             ):
                 return True
-    of_one, of_other = _values(one), _values(other)
-    if of_one is not None and of_other is not None:
-        return not any(_is_equal(a, b) for a in of_one for b in of_other)
-    shared = types & _types(one) & _types(other)
-    if of_one is not None:
-        shared &= _types_of(of_one)
-    if of_other is not None:
-        shared &= _types_of(of_other)
-    if not shared:
+    of_first, of_second = _values(first), _values(second)
+    if of_first is not None and of_second is not None:
+        return not any(_is_equal(a, b) for a in of_first for b in of_second)
+    common_types = types & _types(first) & _types(second)
+    if of_first is not None:
+        common_types &= _types_of(of_first)
+    if of_second is not None:
+        common_types &= _types_of(of_second)
+    if not common_types:
         return True
-    return shared == _OBJECT and _objects_differ(one, other, root, depth)
+    return common_types == _OBJECT and _objects_differ(first, second, root, depth)
 
 
-def _objects_differ(one: Schema, other: Schema, root: Schema, depth: int) -> bool:
+def _objects_differ(first: Schema, second: Schema, root: Schema, depth: int) -> bool:
     """Return whether a property that one of them asks for cannot be as the other one wants it."""
-    for either, another in ((one, other), (other, one)):
-        own, wanted = _properties(either), _properties(another)
-        for name in sorted(_required(either)):
-            if name not in wanted and _is_closed(another):
+    for schema, counterpart in ((first, second), (second, first)):
+        own, foreign = _properties(schema), _properties(counterpart)
+        for name in sorted(_required(schema)):
+            if name not in foreign and _is_closed(counterpart):
                 return True
-            if _are_exclusive(own.get(name, True), wanted.get(name, True), root, depth - 1):
+            if _are_exclusive(own.get(name, True), foreign.get(name, True), root, depth - 1):
                 return True
     return False
 
 
 def _types(schema: Schema) -> frozenset[str]:
     """Return the types that a schema names; all of them where it names none."""
-    named = schema.get("type")
-    listed = named if isinstance(named, list) else [named]
-    types = frozenset(each for each in listed if isinstance(each, str))
+    value = schema.get("type")
+    names = value if isinstance(value, list) else [value]
+    types = frozenset(name for name in names if isinstance(name, str))
     if not types or not types <= _TYPES:
         return _TYPES
     return types | {"integer"} if "number" in types else types
@@ -179,26 +179,26 @@ def _values(schema: Schema) -> list[JsonValue] | None:
     """Return the only values that a schema has; None where they are not listed."""
     if "const" in schema:
         return [schema["const"]]
-    listed = schema.get("enum")
-    return listed if isinstance(listed, list) else None
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
 
 
-def _is_equal(one: JsonValue, other: JsonValue) -> bool:
+def _is_equal(first: JsonValue, second: JsonValue) -> bool:
     """Return whether two values may be equal in JSON, where true is not 1."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return one == other or (isinstance(one, list | dict) and isinstance(other, list | dict))
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    return first == second or (isinstance(first, list | dict) and isinstance(second, list | dict))
 
 
 def _properties(schema: Schema) -> Schema:
-    named = schema.get("properties")
-    return named if isinstance(named, dict) else {}
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def _required(schema: Schema) -> frozenset[str]:
-    named = schema.get("required")
-    listed = named if isinstance(named, list) else []
-    return frozenset(each for each in listed if isinstance(each, str))
+    value = schema.get("required")
+    names = value if isinstance(value, list) else []
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def _is_closed(schema: Schema) -> bool:

@@ -113,15 +113,15 @@ class Sandbox:
             raise WorkerFailed("grammars cannot be tried: the sandbox ended") from error
 
     def _ask(self, question: Question) -> Tried:
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                socket.send_fds(self._started(), [b"g"], [theirs.fileno()])
-            ours.settimeout(self._limits.wall_s + _GRACE_S)
-            send(ours, question)
-            told = json.loads(receive(ours))
-            answer: SandboxAnswer | None = told if "grammar" in told else None
-            verdict: Verdict = told if answer is None else json.loads(receive(ours))
+        wire, child_wire = socket.socketpair()
+        with wire:
+            with child_wire:
+                socket.send_fds(self._started(), [b"g"], [child_wire.fileno()])
+            wire.settimeout(self._limits.wall_s + _GRACE_S)
+            send(wire, question)
+            message = json.loads(receive(wire))
+            answer: SandboxAnswer | None = message if "grammar" in message else None
+            verdict: Verdict = message if answer is None else json.loads(receive(wire))
         if answer is None:
             raise OverLimit(_why(verdict["status"], self._limits))
         if answer["reason"]:
@@ -131,17 +131,17 @@ class Sandbox:
     def _started(self) -> socket.socket:
         with self._lock:
             if self._control is None:
-                ours, theirs = socket.socketpair()
-                with theirs:
+                wire, child_wire = socket.socketpair()
+                with child_wire:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", sandbox_process.__name__, str(theirs.fileno())],
-                        pass_fds=[theirs.fileno()],
+                        [sys.executable, "-m", sandbox_process.__name__, str(child_wire.fileno())],
+                        pass_fds=[child_wire.fileno()],
                         stdin=subprocess.DEVNULL,
                     )
-                self._control = ours
-                ours.settimeout(_START_S)
-                send(ours, self._start)
-                receive(ours)
+                self._control = wire
+                wire.settimeout(_START_S)
+                send(wire, self._start)
+                receive(wire)
             return self._control
 
 

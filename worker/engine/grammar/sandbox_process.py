@@ -131,10 +131,10 @@ def _watch(wire: socket.socket, tokenizer: LLTokenizer, marks: Marks, start: Sta
             send(wire, SandboxAnswer(grammar=grammar, reason=reason))
         finally:
             os._exit(0)
-    _, status, used = os.wait4(pid, 0)
+    _, status, usage = os.wait4(pid, 0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    grown = max(0, used.ru_maxrss * 1024 - pages * resource.getpagesize())
-    send(wire, Verdict(status=os.waitstatus_to_exitcode(status), num_bytes=grown))
+    growth = max(0, usage.ru_maxrss * 1024 - pages * resource.getpagesize())
+    send(wire, Verdict(status=os.waitstatus_to_exitcode(status), num_bytes=growth))
     os._exit(0)
 
 
@@ -143,9 +143,9 @@ def _limit(start: Start) -> None:
     quiet = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(quiet, number)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (used + start["memory_bytes"],) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (size + start["memory_bytes"],) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (start["cpu_s"], start["cpu_s"] + 1))
     signal.setitimer(signal.ITIMER_REAL, start["wall_s"])
 
@@ -192,22 +192,22 @@ def _why(tokenizer: LLTokenizer, grammar: str) -> str:
 
 def _advance(matcher: LLMatcher, mask: bytes, draw: random.Random) -> bool:
     """Take a random token that the mask allows; return False at the end."""
-    some = [place for place, byte in enumerate(mask) if byte]
-    if not some or matcher.is_stopped():
+    places = [place for place, byte in enumerate(mask) if byte]
+    if not places or matcher.is_stopped():
         return False
-    place = draw.choice(some)
+    place = draw.choice(places)
     bits = [bit for bit in range(8) if mask[place] >> bit & 1]
     return bool(matcher.consume_token(8 * place + draw.choice(bits)))
 
 
 def _exactly(wire: socket.socket, count: int) -> bytes:
-    received = b""
-    while len(received) < count:
-        piece = wire.recv(count - len(received))
+    data = b""
+    while len(data) < count:
+        piece = wire.recv(count - len(data))
         if not piece:
             raise EOFError
-        received += piece
-    return received
+        data += piece
+    return data
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from penstock.schemas.markup.tagged_values import TaggedValues
 Schema = dict[str, JsonValue]
 MAX_PARTS = 2000  # formats inside formats, with all their tags
 _SIGNS = r".^$|?*+()[]{}/\-&~"  # signs that mean something in a pattern
-_ANYTHING: Schema = {"type": "object"}
+_ANY_OBJECT: Schema = {"type": "object"}
 _STYLES = {"qwen_xml_parameter": "qwen_xml"}  # the style that an older type of format means
 
 
@@ -30,9 +30,9 @@ class Tokens(Protocol):
 def special_ids(backend: str, tokenizer: Tokens) -> dict[str, int]:
     """Return the added tokens that no text matches, by what they are written as."""
     return {
-        each["content"]: each["id"]
-        for each in json.loads(backend)["added_tokens"]
-        if tokenizer.is_special_token(each["id"])
+        token["content"]: token["id"]
+        for token in json.loads(backend)["added_tokens"]
+        if tokenizer.is_special_token(token["id"])
     }
 
 
@@ -82,7 +82,7 @@ class TagGrammar:
         names = sorted(special_ids, key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
 
-    def made(self, text: str) -> str:
+    def build(self, text: str) -> str:
         """Return the grammar. Raises ValueError, which names what is wrong."""
         tag = _tag(text)
         start = self._format(tag, "", ())
@@ -90,48 +90,48 @@ class TagGrammar:
         main: Schema = {"name": "main", "lark_grammar": "\n".join(self._rules) + "\n"}
         return json.dumps({"grammars": [main, *self._inner]}, ensure_ascii=False)
 
-    def _format(self, given: JsonValue, path: str, ends: tuple[str, ...]) -> str:
+    def _format(self, spec: JsonValue, path: str, ends: tuple[str, ...]) -> str:
         """Return what matches a format and one of the ends after it; none: nothing is after it."""
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise ValueError(f"more than {MAX_PARTS} formats")
-        if not isinstance(given, dict):
+        if not isinstance(spec, dict):
             raise ValueError(f"{path or 'format'}: must be an object")
-        if "structures" in given:
-            given = _newer(given)
-        kind = given.get("type")
+        if "structures" in spec:
+            spec = _newer(spec)
+        kind = spec.get("type")
         path = f"{path}/{kind}"
         if kind == "any_text":
-            return self._any_text(_texts(given, "excludes", path), ends, _count(given, path))
+            return self._any_text(_texts(spec, "excludes", path), ends, _count(spec, path))
         if kind == "triggered_tags":
-            return self._triggered(given, path, ends)
+            return self._triggered(spec, path, ends)
         if kind == "sequence":
-            return self._sequence(_list(given, "elements", path), path, ends)
+            return self._sequence(_list(spec, "elements", path), path, ends)
         if kind == "tag":
-            return f"{self._tagged(given, path)} {self._ends(ends)}"
-        return f"{self._plain(given, kind, path)} {self._ends(ends)}"
+            return f"{self._tagged(spec, path)} {self._ends(ends)}"
+        return f"{self._plain(spec, kind, path)} {self._ends(ends)}"
 
-    def _plain(self, given: Schema, kind: JsonValue, path: str) -> str:
+    def _plain(self, spec: Schema, kind: JsonValue, path: str) -> str:
         """Return what matches a format whose end is known by itself."""
         if kind == "const_string":
-            return self._literal(_text(given, "value", path))
-        style = given.get("style", "json") if kind == "json_schema" else _STYLES.get(str(kind))
+            return self._literal(_text(spec, "value", path))
+        style = spec.get("style", "json") if kind == "json_schema" else _STYLES.get(str(kind))
         if style == "json":
-            return self._schema(given.get("json_schema"), given.get("lenient") is True, path)
+            return self._schema(spec.get("json_schema"), spec.get("lenient") is True, path)
         for form in CALL_FORMS.values():
             if isinstance(form, TaggedValues) and form.style == style:
-                return self._tagged_values(form, given, path)
+                return self._tagged_values(form, spec, path)
         if kind == "regex":
-            pattern = self._inside(path, self._of_regex, _text(given, "pattern", path))
+            pattern = self._inside(path, self._of_regex, _text(spec, "pattern", path))
             return self._rule(pattern.removeprefix("start: "))
         if kind == "or":
-            elements = _list(given, "elements", path)
-            return self._rule(" | ".join(self._format(each, path, ()) for each in elements))
+            elements = _list(spec, "elements", path)
+            return self._rule(" | ".join(self._format(element, path, ()) for element in elements))
         if kind in ("optional", "star", "plus"):
             sign = {"optional": "?", "star": "*", "plus": "+"}[str(kind)]
-            return self._rule(f"({self._format(given.get('content'), path, ())}){sign}")
+            return self._rule(f"({self._format(spec.get('content'), path, ())}){sign}")
         if kind == "tags_with_separator":
-            return self._separated(given, path)
+            return self._separated(spec, path)
         raise ValueError(
             f"{path}: this type of format is not known; there are const_string, json_schema,"
             " regex, any_text, sequence, or, optional, star, plus, tag, triggered_tags,"
@@ -140,50 +140,54 @@ class TagGrammar:
 
     def _sequence(self, elements: list[JsonValue], path: str, ends: tuple[str, ...]) -> str:
         *before, last = elements
-        for each in before:
-            if isinstance(each, dict) and each.get("type") in ("any_text", "triggered_tags"):
-                raise ValueError(f"{path}/{each['type']}: nothing may follow it; put it in a tag")
-        made = [self._format(each, path, ()) for each in before]
-        return " ".join([*made, self._format(last, path, ends)])
+        for element in before:
+            if isinstance(element, dict) and element.get("type") in ("any_text", "triggered_tags"):
+                raise ValueError(
+                    f"{path}/{element['type']}: nothing may follow it; put it in a tag"
+                )
+        parts = [self._format(element, path, ()) for element in before]
+        return " ".join([*parts, self._format(last, path, ends)])
 
     def _tagged(self, tag: Schema, path: str) -> str:
         begin, ends = _text(tag, "begin", path), _ends_of(tag, path)
         return f"{self._literal(begin)} {self._format(tag.get('content'), path, ends)}"
 
-    def _separated(self, given: Schema, path: str) -> str:
-        tags = [self._format(each, path, ()) for each in _list(given, "tags", path)]
-        one = self._rule(" | ".join(tags))
-        between = self._literal(_text(given, "separator", path))
-        many = one if given.get("stop_after_first") is True else f"{one} ({between} {one})*"
-        return many if given.get("at_least_one") is True else f"({many})?"
+    def _separated(self, spec: Schema, path: str) -> str:
+        tags = [self._format(tag, path, ()) for tag in _list(spec, "tags", path)]
+        any_tag = self._rule(" | ".join(tags))
+        between = self._literal(_text(spec, "separator", path))
+        series = (
+            any_tag if spec.get("stop_after_first") is True else f"{any_tag} ({between} {any_tag})*"
+        )
+        return series if spec.get("at_least_one") is True else f"({series})?"
 
-    def _triggered(self, given: Schema, path: str, ends: tuple[str, ...]) -> str:
-        triggers = _texts(given, "triggers", path)
-        tags: dict[str, list[str]] = {each: [] for each in triggers}
-        for tag in _list(given, "tags", path):
+    def _triggered(self, spec: Schema, path: str, ends: tuple[str, ...]) -> str:
+        triggers = _texts(spec, "triggers", path)
+        tags: dict[str, list[str]] = {mark: [] for mark in triggers}
+        for tag in _list(spec, "tags", path):
             if not isinstance(tag, dict):
                 raise ValueError(f"{path}/tags: must be objects")
             begin = _text(tag, "begin", f"{path}/tag")
-            trigger = next((each for each in triggers if begin.startswith(each)), None)
+            trigger = next((mark for mark in triggers if begin.startswith(mark)), None)
             if trigger is None:
                 raise ValueError(f"{path}/tag: no trigger begins {begin!r}")
             rest: Schema = {**tag, "begin": begin.removeprefix(trigger)}
             tags[trigger].append(self._tagged(rest, f"{path}/tag"))
-        used = [each for each in triggers if tags[each]]
-        if not used:
+        marks = [mark for mark in triggers if tags[mark]]
+        if not marks:
             raise ValueError(f"{path}/tags: give at least one")
-        calls = {each: self._rule(" | ".join(tags[each])) for each in used}
-        excludes = _texts(given, "excludes", path)
-        free = self._any_text([*used, *excludes], ends, None)
-        begun = self._rule(
-            " | ".join(f"{self._any_text(excludes, (each,), None)} {calls[each]}" for each in used)
+        calls = {mark: self._rule(" | ".join(tags[mark])) for mark in marks}
+        excludes = _texts(spec, "excludes", path)
+        free = self._any_text([*marks, *excludes], ends, None)
+        later = self._rule(
+            " | ".join(f"{self._any_text(excludes, (mark,), None)} {calls[mark]}" for mark in marks)
         )
-        now = self._rule(" | ".join(f"{self._literal(each)} {calls[each]}" for each in used))
-        is_needed, is_one = given.get("at_least_one") is True, given.get("stop_after_first") is True
+        now = self._rule(" | ".join(f"{self._literal(mark)} {calls[mark]}" for mark in marks))
+        is_needed, is_one = spec.get("at_least_one") is True, spec.get("stop_after_first") is True
         last = self._ends(ends) if is_one else free
         if is_needed:
-            return self._rule(f"{now} {last}" if is_one else f"{now} {begun}* {last}")
-        return self._rule(f"{begun} {last} | {free}" if is_one else f"{begun}* {last}")
+            return self._rule(f"{now} {last}" if is_one else f"{now} {later}* {last}")
+        return self._rule(f"{later} {last} | {free}" if is_one else f"{later}* {last}")
 
     def _any_text(
         self, excludes: Iterable[str], ends: tuple[str, ...], max_tokens: int | None
@@ -191,11 +195,11 @@ class TagGrammar:
         """Return what matches a text, and the first of the ends that comes."""
         if max_tokens == 0:
             return self._ends(ends) or '""'
-        stops = [self._special_ids.get(each, -1) for each in (*excludes, *ends)]
+        stops = [self._special_ids.get(text, -1) for text in (*excludes, *ends)]
         if -1 not in stops:  # all are tokens: the text is any others
-            others = ",".join(map(str, sorted({*stops, *self._end_ids})))
+            ids = ",".join(map(str, sorted({*stops, *self._end_ids})))
             count = "*" if max_tokens is None else f"{{0,{max_tokens}}}"
-            any_other = f"<[^{others}]>" if others else "<[*]>"
+            any_other = f"<[^{ids}]>" if ids else "<[*]>"
             return self._rule(f"{any_other}{count} {self._ends(ends)}")
         limit = "" if max_tokens is None else f"max_tokens={max_tokens}"
         if self._special_ids.keys() >= set(ends):  # a token ends the text, or nothing does
@@ -215,34 +219,39 @@ class TagGrammar:
         return name
 
     def _ends(self, ends: tuple[str, ...]) -> str:
-        return f"({' | '.join(self._literal(each) for each in ends)})" if ends else ""
+        return f"({' | '.join(self._literal(end) for end in ends)})" if ends else ""
 
-    def _tagged_values(self, form: TaggedValues, given: Schema, path: str) -> str:
+    def _tagged_values(self, form: TaggedValues, spec: Schema, path: str) -> str:
         """Return what matches tagged values: in the schema's order, texts without quotes."""
-        schema = given.get("json_schema")
-        named = schema.get("properties") if isinstance(schema, dict) else None
-        if not isinstance(schema, dict) or not isinstance(named, dict):
+        schema = spec.get("json_schema")
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(schema, dict) or not isinstance(properties, dict):
             return '""'
-        needed, shared = schema.get("required"), {n: schema[n] for n in ("$defs",) if n in schema}
+        required_names = schema.get("required")
+        definitions = {n: schema[n] for n in ("$defs",) if n in schema}
         before, after, end = form.key
         end = f"{form.pad}{end}\n"
         parts = []
-        for name, own in named.items():
-            value = self._value(own, shared, end, given.get("lenient") is True, f"{path}/{name}")
+        for name, own in properties.items():
+            value = self._value(
+                own, definitions, end, spec.get("lenient") is True, f"{path}/{name}"
+            )
             part = f"{self._literal(f'{before}{name}{after}')} {self._literal(form.pad)} {value}"
-            is_needed = isinstance(needed, list) and name in needed
+            is_needed = isinstance(required_names, list) and name in required_names
             parts.append(part if is_needed else f"({part})?")
         return self._rule(" ".join(parts)) if parts else '""'
 
-    def _value(self, schema: JsonValue, shared: Schema, end: str, lenient: bool, path: str) -> str:
+    def _value(
+        self, schema: JsonValue, definitions: Schema, end: str, lenient: bool, path: str
+    ) -> str:
         if isinstance(schema, dict) and schema.get("type", "string") == "string":
-            listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-            if isinstance(listed, list) and all(isinstance(each, str) for each in listed):
-                texts = " | ".join(self._literal(str(each)) for each in listed)
+            choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+            if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+                texts = " | ".join(self._literal(str(choice)) for choice in choices)
                 return f"({texts}) {self._literal(end)}"
             if "type" in schema:
                 return self._any_text((), (end,), None)
-        own = {**shared, **schema} if isinstance(schema, dict) else schema
+        own = {**definitions, **schema} if isinstance(schema, dict) else schema
         return f"{self._schema(own, lenient, path)} {self._literal(end)}"
 
     def _schema(self, schema: JsonValue, lenient: bool, path: str) -> str:
@@ -252,23 +261,23 @@ class TagGrammar:
         """
         text = json.dumps(schema, ensure_ascii=False)
         try:
-            made = self._usable(path, self._of_schema, text)
+            grammar = self._usable(path, self._of_schema, text)
         except ValueError:
             if not lenient:
                 raise
             try:
-                made = self._usable(path, self._of_part, text)
+                grammar = self._usable(path, self._of_part, text)
             except ValueError:
-                made = self._of_schema(json.dumps(_ANYTHING))
+                grammar = self._of_schema(json.dumps(_ANY_OBJECT))
         name = self._name("g")
-        self._inner.append({**json.loads(made)["grammars"][0], "name": name})
+        self._inner.append({**json.loads(grammar)["grammars"][0], "name": name})
         return f"@{name}"
 
     def _usable(self, path: str, make: Callable[[str], str], text: str) -> str:
-        made = self._inside(path, make, text)
-        if reason := self._refusal_of(made):
+        grammar = self._inside(path, make, text)
+        if reason := self._refusal_of(grammar):
             raise ValueError(f"{path}: {reason}")
-        return made
+        return grammar
 
     @staticmethod
     def _inside(path: str, make: Callable[[str], str], text: str) -> str:
@@ -280,17 +289,17 @@ class TagGrammar:
     def _literal(self, text: str) -> str:
         """Return what matches a text, with the special tokens that it is written with."""
         parts, place = [], 0
-        for found in self._specials.finditer(text):
-            parts.append(_quoted(text[place : found.start()]))
-            parts.append(f"<[{self._special_ids[found[0]]}]>")
-            place = found.end()
+        for match in self._specials.finditer(text):
+            parts.append(_quoted(text[place : match.start()]))
+            parts.append(f"<[{self._special_ids[match[0]]}]>")
+            place = match.end()
         parts.append(_quoted(text[place:]))
         return " ".join(filter(None, parts)) or '""'
 
     def _rule(self, body: str, attribute: str = "") -> str:
         name = self._name("r")
-        shown = f"[{attribute}]" if attribute else ""
-        self._rules.append(f"{name}{shown}: {body}")
+        suffix = f"[{attribute}]" if attribute else ""
+        self._rules.append(f"{name}{suffix}: {body}")
         return name
 
     def _name(self, kind: str) -> str:
@@ -308,15 +317,15 @@ def looser(text: str) -> str:
         return text
 
 
-def _looser(given: JsonValue) -> JsonValue:
-    if isinstance(given, list):
-        return [_looser(each) for each in given]
-    if not isinstance(given, dict):
-        return given
-    if given.get("type") == "json_schema" and given.get("lenient") is True:
-        is_json = given.get("style", "json") == "json"
-        return {**given, "json_schema": _ANYTHING} if is_json else {"type": "any_text"}
-    return {name: _looser(value) for name, value in given.items()}
+def _looser(spec: JsonValue) -> JsonValue:
+    if isinstance(spec, list):
+        return [_looser(item) for item in spec]
+    if not isinstance(spec, dict):
+        return spec
+    if spec.get("type") == "json_schema" and spec.get("lenient") is True:
+        is_json = spec.get("style", "json") == "json"
+        return {**spec, "json_schema": _ANY_OBJECT} if is_json else {"type": "any_text"}
+    return {name: _looser(value) for name, value in spec.items()}
 
 
 def _tag(text: str) -> JsonValue:
@@ -330,43 +339,43 @@ def _tag(text: str) -> JsonValue:
 def _newer(tag: Schema) -> Schema:
     """Return structures and triggers as a format."""
     tags: list[JsonValue] = []
-    for each in _list(tag, "structures", ""):
-        if not isinstance(each, dict):
+    for structure in _list(tag, "structures", ""):
+        if not isinstance(structure, dict):
             raise ValueError("structures: must be objects")
-        form: Schema = {"type": "json_schema", "json_schema": each.get("schema", True)}
-        tags.append({**each, "type": "tag", "content": form})
+        form: Schema = {"type": "json_schema", "json_schema": structure.get("schema", True)}
+        tags.append({**structure, "type": "tag", "content": form})
     return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
 
 
 def _ends_of(tag: Schema, path: str) -> tuple[str, ...]:
     end = tag.get("end", "")
     ends = end if isinstance(end, list) else [end]
-    if not ends or not all(isinstance(each, str) for each in ends):
+    if not ends or not all(isinstance(text, str) for text in ends):
         raise ValueError(f"{path}/end: must be a text, or a list of texts")
-    return tuple(str(each) for each in ends) if ends != [""] else ()
+    return tuple(str(text) for text in ends) if ends != [""] else ()
 
 
-def _text(given: Schema, name: str, path: str) -> str:
-    if not isinstance(value := given.get(name), str):
+def _text(spec: Schema, name: str, path: str) -> str:
+    if not isinstance(value := spec.get(name), str):
         raise ValueError(f"{path}/{name}: must be a text")
     return value
 
 
-def _texts(given: Schema, name: str, path: str) -> list[str]:
-    value = given.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+def _texts(spec: Schema, name: str, path: str) -> list[str]:
+    value = spec.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
         raise ValueError(f"{path}/{name}: must be a list of texts")
-    return [str(each) for each in value]
+    return [str(text) for text in value]
 
 
-def _list(given: Schema, name: str, path: str) -> list[JsonValue]:
-    if not isinstance(value := given.get(name), list) or not value:
+def _list(spec: Schema, name: str, path: str) -> list[JsonValue]:
+    if not isinstance(value := spec.get(name), list) or not value:
         raise ValueError(f"{path}/{name}: must be a list, and not empty")
     return value
 
 
-def _count(given: Schema, path: str) -> int | None:
-    value = given.get("max_tokens")
+def _count(spec: Schema, path: str) -> int | None:
+    value = spec.get("max_tokens")
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise ValueError(f"{path}/max_tokens: must be a number of tokens")
     return value
@@ -377,5 +386,5 @@ def _quoted(text: str) -> str:
 
 
 def _in_regex(text: str) -> str:
-    shown = "".join(f"\\{each}" if each in _SIGNS else each for each in text)
-    return shown.replace("\n", "\\n")
+    pattern = "".join(f"\\{sign}" if sign in _SIGNS else sign for sign in text)
+    return pattern.replace("\n", "\\n")

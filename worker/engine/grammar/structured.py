@@ -20,9 +20,9 @@ MAX_DEPTH = 32  # nested brackets in a schema
 MAX_REPETITION = 1000  # repetitions of a part of a pattern; nested ones are multiplied
 MAX_OPTIONAL = 256  # properties of one object that may be absent: masks slow down with their number
 MAX_REASON = 300  # characters
-MAX_SHOWN = 60  # characters of a name in a schema
+MAX_NAME = 60  # characters of a name in a schema
 _LOOK_S = 0.3  # CPU time for finding the place of what is refused
-_UNKNOWN = re.compile(r'Unimplemented keys: \["(.*)"\]$')
+_UNKNOWN_KEYS = re.compile(r'Unimplemented keys: \["(.*)"\]$')
 # The signs of a pattern or a grammar that count for repetitions. An escape or a set is one sign.
 _SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|.", re.DOTALL)
 # Masks are computed while a step of the model runs: at 14,000 units of fuel a millisecond, the
@@ -66,8 +66,10 @@ def grammar_of(kind: FormKind, text: str, marks: Marks = NO_MARKS) -> str:
         if kind == "loose json":
             return loose(text)
         if kind == "structural_tag":
-            made = TagGrammar(*marks[:2], _of_schema, loose, _regex_grammar, marks.refusal_of)
-            return made.made(text)
+            tag_grammar = TagGrammar(
+                *marks[:2], _of_schema, loose, _regex_grammar, marks.refusal_of
+            )
+            return tag_grammar.build(text)
         if kind == "grammar":
             check_repetitions(text)
             return grammar_from("grammar", text)
@@ -111,13 +113,13 @@ def refusal(outputs: StructuredOutputs, reason: str) -> InvalidJob:
     """Return the error that names the field and says why."""
     kind, _ = outputs.constraint
     field = outputs.asked_as or "structured_outputs"
-    made = UnsupportedSchema if kind in ("json", "structural_tag") else InvalidJob
-    told = " ".join(reason.split())
-    if len(told) > MAX_REASON:  # a long pattern, quoted twice around the one line that matters
+    error_type = UnsupportedSchema if kind in ("json", "structural_tag") else InvalidJob
+    sentence = " ".join(reason.split())
+    if len(sentence) > MAX_REASON:  # a long pattern, quoted twice around the one line that matters
         lines = [line for line in reason.splitlines() if line.startswith("error: ")]
-        told = (lines or [told])[0][:MAX_REASON]
-    named = field if outputs.asked_as else f"{field}.{kind}"
-    return made(f"{named}: {told}", field)
+        sentence = (lines or [sentence])[0][:MAX_REASON]
+    place = field if outputs.asked_as else f"{field}.{kind}"
+    return error_type(f"{place}: {sentence}", field)
 
 
 def reason_of(matcher: LLMatcher) -> str:
@@ -125,8 +127,8 @@ def reason_of(matcher: LLMatcher) -> str:
     error = matcher.get_error().partition("<non-verbose/>")[0].strip()
     if error.startswith("oneOf "):
         return "oneOf: its alternatives may overlap; tell them apart by a const, or use anyOf"
-    if unknown := _UNKNOWN.match(error):
-        return f"{unknown[1]}: not supported; leave it out, or say it in other words"
+    if match := _UNKNOWN_KEYS.match(error):
+        return f"{match[1]}: not supported; leave it out, or say it in other words"
     return "no text matches it" if error == "NoExtensionBias" else error
 
 
@@ -208,26 +210,26 @@ def _check_parts(value: JsonValue, path: str) -> None:
     if isinstance(value, dict):
         pattern, patterns = value.get("pattern"), value.get("patternProperties")
         try:
-            for each in [pattern, *(patterns if isinstance(patterns, dict) else ())]:
-                if isinstance(each, str):
-                    check_repetitions(each)
+            for text in [pattern, *(patterns if isinstance(patterns, dict) else ())]:
+                if isinstance(text, str):
+                    check_repetitions(text)
             _check_optional(value)
         except ValueError as error:
             raise ValueError(f"{path}: {error}" if path != "#" else str(error)) from None
-    named = value.items() if isinstance(value, dict) else enumerate(_inside(value))
-    for name, inner in named:
-        _check_parts(inner, f"{path}/{str(name)[:MAX_SHOWN]}")
+    members = value.items() if isinstance(value, dict) else enumerate(_inside(value))
+    for name, inner in members:
+        _check_parts(inner, f"{path}/{str(name)[:MAX_NAME]}")
 
 
 def _check_optional(schema: Schema) -> None:
-    names, required = schema.get("properties"), schema.get("required")
+    names, entries = schema.get("properties"), schema.get("required")
     if isinstance(names, dict):
-        needed = (
-            [each for each in required if isinstance(each, str)]
-            if isinstance(required, list)
+        required_names = (
+            [entry for entry in entries if isinstance(entry, str)]
+            if isinstance(entries, list)
             else []
         )
-        count = len(names.keys() - needed)
+        count = len(names.keys() - required_names)
         if count > MAX_OPTIONAL:
             raise ValueError(f"properties: {count} that are not required; at most {MAX_OPTIONAL}")
 
@@ -255,13 +257,13 @@ def _depth(value: JsonValue) -> int:
 def check_repetitions(pattern: str) -> None:
     """Raise ValueError if a part may be asked for more than `MAX_REPETITION` times."""
     # Repetitions: of the last part, the most in this group, and the most in each group around it.
-    last, most, opened = 1, 1, list[int]()
-    for sign, count in ((each[0], each[2] or each[1]) for each in _SIGNS.finditer(pattern)):
+    last, most, groups = 1, 1, list[int]()
+    for sign, count in ((match[0], match[2] or match[1]) for match in _SIGNS.finditer(pattern)):
         if sign == "(":
-            opened.append(most)
+            groups.append(most)
             last = most = 1
         elif sign == ")":
-            last, most = most, max(opened.pop() if opened else 1, most)
+            last, most = most, max(groups.pop() if groups else 1, most)
         elif count:
             last *= max(1, int(count[:9]))
             most = max(most, last)
