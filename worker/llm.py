@@ -145,7 +145,7 @@ class LLM:
         self._text = load_tokenizer(self._settings)
         generation = load_generation(self._settings)
         self._engine = load_engine(self._settings)
-        self._generation = generation.without(self._engine.limits.unsupported)
+        self._generation = generation.without(self._engine.limits.unsupported_fields)
         self._numbers = itertools.count()
 
     @property

@@ -97,7 +97,7 @@ class ForgetfulRunner:
     def draw(self, computed: "Computed") -> DrawnTokens:
         tokens = [
             _next_token(state, seq.sampling.choice)
-            for state, seq in zip(computed.states, computed.plan.drawing, strict=True)
+            for state, seq in zip(computed.states, computed.plan.drawing_seqs, strict=True)
         ]
         return DrawnTokens(tokens, lambda: Sampled(tokens, [None] * len(tokens)))
 
@@ -191,12 +191,12 @@ def assert_idle_and_whole(engine: Engine) -> None:
     pool = engine.scheduler.pool
     assert pool.num_held == 0
     assert not engine.scheduler.running and not engine.scheduler.waiting
-    assert not pool._promised and not any(pool._holders)
-    assert sorted([*pool._blank, *pool._cached]) == list(range(pool.num_blocks))
-    assert set(pool._cached) == set(pool._remembered.values())
-    assert {pool._digest[block] for block in pool._remembered.values()} == set(pool._remembered)
+    assert not pool._promises and not any(pool._holders)
+    assert sorted([*pool._blank, *pool._lru]) == list(range(pool.num_blocks))
+    assert set(pool._lru) == set(pool._blocks.values())
+    assert {pool._digest[block] for block in pool._blocks.values()} == set(pool._blocks)
     if pool.states is not None:
-        assert pool.states._kept.keys() <= pool._remembered.keys()
+        assert pool.states._rows.keys() <= pool._blocks.keys()
 
 
 def stepped(engine: Engine, num_steps: int) -> None:

@@ -24,16 +24,16 @@ class _LiveSearch:
     """A search that runs.
 
     addition  the first that asked for one of its answers; all are alike
-    asked     the sequence ids of the answers that are owed, by their ranks
+    seq_ids   the sequence ids of the answers that are owed, by their ranks
     seqs      the sequences of the search's beams, in their order
-    drawn     the likeliest next tokens, of the sequences that have computed them
+    logprobs  the likeliest next tokens, of the sequences that have computed them
     """
 
     addition: AddSequence
     search: BeamSearch
-    asked: dict[int, str] = field(default_factory=dict)
+    seq_ids: dict[int, str] = field(default_factory=dict)
     seqs: list[Sequence] = field(default_factory=list)
-    drawn: dict[Sequence, Logprob] = field(default_factory=dict)
+    logprobs: dict[Sequence, Logprob] = field(default_factory=dict)
 
 
 class Beams:
@@ -65,7 +65,7 @@ class Beams:
 
     @property
     def num_beams(self) -> int:
-        return sum(len(each.seqs) for each in self._running.values())
+        return sum(len(search.seqs) for search in self._running.values())
 
     def add(self, addition: AddSequence) -> None:
         """Owe one more answer; the first of a group begins its search."""
@@ -75,27 +75,27 @@ class Beams:
             search = BeamSearch(addition.params, seq.max_tokens, seq.stop_ids)
             self._running[key] = _LiveSearch(addition, search, seqs=[seq])
             self._scheduler.add(seq)
-        self._running[key].asked[rank] = addition.seq_id
+        self._running[key].seq_ids[rank] = addition.seq_id
 
     def cancel(self, seq_id: str) -> None:
         """Owe an answer no more, and end a search of which nobody wants one."""
         for key, running in self._running.items():
-            for rank, asked in running.asked.items():
-                if asked == seq_id:
-                    del running.asked[rank]
-                    if not running.asked:
+            for rank, answer_id in running.seq_ids.items():
+                if answer_id == seq_id:
+                    del running.seq_ids[rank]
+                    if not running.seq_ids:
                         self._end(key)
                     return
 
-    def take(self, drawn: Iterable[tuple[Sequence, Logprob]]) -> list[Output]:
+    def take(self, beams: Iterable[tuple[Sequence, Logprob]]) -> list[Output]:
         """Take what a step computed for beams; return the answers of searches that are over."""
-        outputs, touched = [], dict[str, list[Sequence]]()
-        for seq, likeliest in drawn:
-            self._running[seq.seq_id].drawn[seq] = likeliest
-            touched.setdefault(seq.seq_id, []).append(seq)
-        for key, seqs in touched.items():
+        outputs, groups = [], dict[str, list[Sequence]]()
+        for seq, likeliest in beams:
+            self._running[seq.seq_id].logprobs[seq] = likeliest
+            groups.setdefault(seq.seq_id, []).append(seq)
+        for key, seqs in groups.items():
             running = self._running[key]
-            if len(running.drawn) == len(running.seqs):
+            if len(running.logprobs) == len(running.seqs):
                 outputs += self._advance(key, running)
                 continue
             for seq in seqs:
@@ -104,13 +104,13 @@ class Beams:
 
     def fail(self, seq: Sequence, error: PenstockError) -> list[Output]:
         """End the search that a sequence belongs to, and refuse all its answers."""
-        asked = self._running[seq.seq_id].asked
+        seq_ids = self._running[seq.seq_id].seq_ids
         self._end(seq.seq_id)
-        return [Output(seq_id, [], error=error.body()) for seq_id in asked.values()]
+        return [Output(seq_id, [], error=error.body()) for seq_id in seq_ids.values()]
 
     def _advance(self, key: str, running: _LiveSearch) -> list[Output]:
         search, seqs = running.search, running.seqs
-        search.advance([running.drawn.pop(seq) for seq in seqs])
+        search.advance([running.logprobs.pop(seq) for seq in seqs])
         if not search.beams:
             self._end(key)
             return self._answers(running)
@@ -118,12 +118,12 @@ class Beams:
         for place, seq in enumerate(seqs):
             if place not in heirs:
                 self._scheduler.remove(seq)
-        grown: dict[Sequence, int] = {}
+        next_ids: dict[Sequence, int] = {}
         blocks, rows, running.seqs = [], [], []
         for beam in search.beams:
             parent = seqs[beam.parent]
-            if parent.status is Status.RUNNING and parent not in grown:
-                grown[parent] = beam.token_ids[-1]
+            if parent.status is Status.RUNNING and parent not in next_ids:
+                next_ids[parent] = beam.token_ids[-1]
                 running.seqs.append(parent)
                 continue
             addition = replace(running.addition, seq_id=key, completion=beam.token_ids)
@@ -133,7 +133,7 @@ class Beams:
             if child.status is Status.RUNNING:
                 rows.append((parent.row, child.row))
         self._runner.copy(blocks, rows)
-        for seq, token_id in grown.items():
+        for seq, token_id in next_ids.items():
             seq.token_ids.append(token_id)
             self._scheduler.columns.grow(seq)
         return []
@@ -147,7 +147,7 @@ class Beams:
     def _answers(self, running: _LiveSearch) -> list[Output]:
         params, seq = running.addition.params, running.seqs[0]
         outputs = []
-        for rank, seq_id in running.asked.items():
+        for rank, seq_id in running.seq_ids.items():
             if rank >= len(running.search.answers):
                 possible = counted(len(running.search.answers), "answer")
                 sentence = f"{possible} can be made; ask for as many"

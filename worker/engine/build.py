@@ -39,11 +39,11 @@ class DoesNotFit(PenstockError):
 
 def build_engine(config: EngineConfig) -> Engine:
     device = take_device(config)
-    kept = cache_dtype(config, device)
+    kv_dtype = cache_dtype(config, device)
     _refuse_backend(config, device, torch.bfloat16)  # what is known before a model is loaded
     model = load_model(spec_of(config, device))
     _refuse_backend(config, device, model.dtype)
-    facts, dtype = model.config, kept or model.dtype
+    facts, dtype = model.config, kv_dtype or model.dtype
     step_tokens = max_step_tokens(config, device)
     sizes = _sizes(config, step_tokens, model, dtype, device)
     num_blocks = sizes.num_blocks
@@ -98,8 +98,8 @@ def build_engine(config: EngineConfig) -> Engine:
     copy_state = None if model.states is None else model.states.copy
     runner = ModelRunner(network, kv_caches, batch, sampler, copy_state)
     # On a CPU host and device are one, and nothing is gained.
-    wanted = config.async_scheduling
-    goes_ahead = device.type == "cuda" if wanted is None else wanted
+    setting = config.async_scheduling
+    goes_ahead = device.type == "cuda" if setting is None else setting
     return Engine(
         limits,
         scheduler,
@@ -138,26 +138,24 @@ def take_device(config: EngineConfig) -> torch.device:
 
 def device_of(config: EngineConfig, num_gpus: int) -> str:
     """Return the name of the device that computes, of so many GPUs. Raises NoDevice."""
-    asked = config.device
-    if asked == "auto":
+    name = config.device
+    if name == "auto":
         return "cuda" if num_gpus else "cpu"
-    kind, _, number = asked.partition(":")
+    kind, _, number = name.partition(":")
     if kind == "cuda" and not num_gpus:
-        built = "" if torch.version.cuda else ", and this torch was built without CUDA"
-        raise NoDevice(
-            f"no GPU is there for {asked}{built}; give cpu, or auto, which takes what is"
-        )
+        hint = "" if torch.version.cuda else ", and this torch was built without CUDA"
+        raise NoDevice(f"no GPU is there for {name}{hint}; give cpu, or auto, which takes what is")
     if int(number or 0) >= max(num_gpus, 1):
-        raise NoDevice(f"{asked}: GPUs are numbered from 0, and {num_gpus} are there")
-    return asked
+        raise NoDevice(f"{name}: GPUs are numbered from 0, and {num_gpus} are there")
+    return name
 
 
 def _refuse_backend(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
     """Raise NoBackend where the backend that was asked for does not compute such a dtype there."""
-    found, asked = backends(device, dtype), config.attention_backend
-    if asked != "auto" and found[asked] is not None:
-        raise NoBackend(f"{asked} cannot compute here: {told(found)}")
-    if asked == "torch" and config.kv_cache_dtype != "auto":
+    reasons, backend = backends(device, dtype), config.attention_backend
+    if backend != "auto" and reasons[backend] is not None:
+        raise NoBackend(f"{backend} cannot compute here: {told(reasons)}")
+    if backend == "torch" and config.kv_cache_dtype != "auto":
         raise NoBackend("torch: it reads no keys and values of 8 bits; leave one of the two out")
 
 
@@ -194,8 +192,8 @@ def _sizes(
 ) -> CacheSizes:
     """Return the sizes of a cache whose numbers are of `dtype`."""
     if config.num_gpu_blocks_override is not None:
-        kept = config.max_num_seqs if config.enable_prefix_caching else 0
-        return CacheSizes(config.num_gpu_blocks_override, config.max_num_seqs, kept)
+        num_kept_states = config.max_num_seqs if config.enable_prefix_caching else 0
+        return CacheSizes(config.num_gpu_blocks_override, config.max_num_seqs, num_kept_states)
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = (
@@ -241,10 +239,10 @@ def sizes_in(
 def _blocks_in(budget: int, config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> int:
     num_blocks = budget // block_bytes(config, facts, dtype)
     if num_blocks < 2:
-        needed = 2 * block_bytes(config, facts, dtype)
+        least_bytes = 2 * block_bytes(config, facts, dtype)
         raise DoesNotFit(
             f"kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks of "
-            f"{config.block_size} tokens; give at least {needed}",
+            f"{config.block_size} tokens; give at least {least_bytes}",
             "kv_cache_memory_bytes",
         )
     return num_blocks
@@ -279,21 +277,21 @@ def _free_gpu_bytes(
     )
 
 
-def left_of_gpu(share: float, total: int, taken: Mapping[str, int]) -> int:
+def left_of_gpu(share: float, total: int, sizes: Mapping[str, int]) -> int:
     """Return the bytes of a share of a GPU that are not taken.
 
     Raises DoesNotFit where there are none, which says what takes how much.
     """
-    left = int(total * share) - sum(taken.values())
-    if left <= 0:
-        each = ", ".join(f"{name} {count / 2**30:.1f}" for name, count in taken.items())
+    budget = int(total * share) - sum(sizes.values())
+    if budget <= 0:
+        uses = ", ".join(f"{name} {count / 2**30:.1f}" for name, count in sizes.items())
         raise DoesNotFit(
             f"gpu_memory_utilization: {share:g} of {total / 2**30:.1f} GiB leaves nothing for the "
-            f"KV cache; taken are, in GiB, {each}; raise it, take a smaller max_num_batched_tokens "
+            f"KV cache; taken are, in GiB, {uses}; raise it, take a smaller max_num_batched_tokens "
             "or model, or end what else uses the GPU",
             "gpu_memory_utilization",
         )
-    return left
+    return budget
 
 
 def length_that_fits(config: EngineConfig, facts: ModelFacts, num_blocks: int) -> int:
@@ -314,13 +312,13 @@ def length_that_fits(config: EngineConfig, facts: ModelFacts, num_blocks: int) -
     return config.max_model_len
 
 
-def refuse_longer(asked: int, made_for: int) -> None:
+def refuse_longer(length: int, made_for: int) -> None:
     """Raise DoesNotFit where a length is asked for that the model's positions do not have."""
-    if asked > made_for:
+    if length > made_for:
         raise DoesNotFit(
-            f"max_model_len: {asked} tokens; the model's positions are made for {made_for}; ask for"
-            " no more, or stretch them by hf_overrides (rope_scaling, max_position_embeddings) if"
-            " the model can bear it",
+            f"max_model_len: {length} tokens; the model's positions are made for {made_for}; ask"
+            " for no more, or stretch them by hf_overrides (rope_scaling, max_position_embeddings)"
+            " if the model can bear it",
             "max_model_len",
         )
 

@@ -56,7 +56,7 @@ class AheadRunner(Protocol):
     ) -> Launched:
         """Launch the plan's forward pass, as `ModelRunner.launch` says."""
 
-    def draw(self, launched: Launched) -> DrawnTokens:
+    def draw(self, step: Launched) -> DrawnTokens:
         """Draw the tokens that follow from the plan."""
 
 
@@ -80,12 +80,12 @@ class Engine(AnyEngine):
         self.runner = runner
         self.grammars = grammars
         self.ahead = ahead
-        self._launched: Launched | None = None  # the next step
+        self._next_step: Launched | None = None  # launched ahead
         self._num_step_tokens, self._num_step_pairs = 0, 0.0  # the last step's
         self._seqs: dict[str, Sequence] = {}
         self._beams = Beams(scheduler, runner, partial(sequence_of, limits=limits), self._note_end)
         self._stats = Stats(limits.num_blocks, limits.block_size, scheduler.max_num_batched_tokens)
-        self._tallies = {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
+        self._tallies = {metric.stat: metric.tally() for metric in names.STEP_HISTOGRAMS}
         self._step_tokens = self._tallies["step_tokens"]
         grammars.note_compiled = self._tallies["compile_seconds"].observe
 
@@ -93,9 +93,9 @@ class Engine(AnyEngine):
         """Compute one step; return the new tokens, and the errors of refused sequences."""
         outputs = self.mailbox.drain(self._carry_out)
         begin = time.perf_counter()
-        launched = self._take_launched()
-        if launched is not None:
-            outputs += self._finish(launched)
+        step = self._take_launched()
+        if step is not None:
+            outputs += self._finish(step)
         elif plan := self._schedule():
             outputs += (
                 self._update(plan, self.runner.run(plan))
@@ -154,24 +154,24 @@ class Engine(AnyEngine):
 
     def _take_launched(self) -> Launched | None:
         """Return the step that was launched ahead, without sequences that have ended since."""
-        launched, self._launched = self._launched, None
-        if launched is None:
+        step, self._next_step = self._next_step, None
+        if step is None:
             return None
-        runs = [seq.status is Status.RUNNING for seq in launched.plan.seqs]
+        runs = [seq.status is Status.RUNNING for seq in step.plan.seqs]
         if all(runs):
-            return launched
-        return launched.only(np.flatnonzero(runs)) if any(runs) else None
+            return step
+        return step.only(np.flatnonzero(runs)) if any(runs) else None
 
-    def _finish(self, launched: Launched) -> list[Output]:
+    def _finish(self, step: Launched) -> list[Output]:
         """Draw the step's tokens, launch the next step if that can be, and record this one."""
         assert self.ahead is not None
-        drawn = self.ahead.draw(launched)
-        after = self.scheduler.plan_ahead(launched.plan)
+        draw = self.ahead.draw(step)
+        after = self.scheduler.plan_ahead(step.plan)
         if after is not None:
             plan, places = after
             self._note(plan)
-            self._launched = self.ahead.launch(plan, drawn, places)
-        return self._update(launched.plan, drawn.read())
+            self._next_step = self.ahead.launch(plan, draw, places)
+        return self._update(step.plan, draw.read())
 
     def _carry_out(self, command: Command) -> Output | None:
         if isinstance(command, ResetPrefixCache):
@@ -193,7 +193,7 @@ class Engine(AnyEngine):
 
     def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
         """Start a sequence whose grammar is ready, or refuse it. Until now it held no blocks."""
-        if seq.status is Status.FINISHED:
+        if seq.status is Status.DONE:
             return None
         error = grammar.exception()
         if error is not None:
@@ -222,7 +222,7 @@ class Engine(AnyEngine):
         if seq.num_cached is not None:
             self._tallies["prefill_computed_tokens"].observe(seq.num_prompt - seq.num_cached)
 
-    def _update(self, plan: Plan, sampled: Sampled) -> list[Output]:
+    def _update(self, plan: Plan, sample: Sampled) -> list[Output]:
         """Record what the step computed, and end the sequences that are complete."""
         columns, block_size = self.scheduler.columns, self.limits.block_size
         ends = plan.starts + plan.counts
@@ -231,13 +231,13 @@ class Engine(AnyEngine):
             self.scheduler.pool.remember(
                 plan.seqs[place], int(plan.starts[place]), int(ends[place])
             )
-        for place, logprobs in sampled.prompt_logprobs.items():
+        for place, logprobs in sample.prompt_logprobs.items():
             plan.seqs[place].score(int(plan.starts[place]), logprobs)
         for place, leader in plan.forks():
             if (scores := plan.seqs[leader].prompt_logprobs) is not None:
                 plan.seqs[place].prompt_logprobs = [*scores]
         if self.scheduler.pool.states is not None:
-            self.scheduler.keep_states(plan, sampled.spoilt)
+            self.scheduler.keep_states(plan, sample.spoilt_places)
         num_tokens = int(plan.counts.sum())
         self._num_step_tokens, self._num_step_pairs = (
             num_tokens,
@@ -246,21 +246,21 @@ class Engine(AnyEngine):
         self._stats.computed_tokens += num_tokens
         self._step_tokens.observe(num_tokens)
         outputs = []
-        for place in sampled.spoilt:
+        for place in sample.spoilt_places:
             if not plan.draws[place]:
                 outputs += self._spoil(plan.seqs[place])
-        return outputs + self._draw(plan, sampled)
+        return outputs + self._draw(plan, sample)
 
-    def _draw(self, plan: Plan, sampled: Sampled) -> list[Output]:
-        if not plan.drawing:
+    def _draw(self, plan: Plan, sample: Sampled) -> list[Output]:
+        if not plan.drawing_seqs:
             return []
         columns = self.scheduler.columns
-        seqs, token_ids = plan.drawing, sampled.token_ids
+        seqs, token_ids = plan.drawing_seqs, sample.token_ids
         special = columns.draw(plan.of_drawing(plan.rows), np.array(token_ids))
-        others: list[Output] = []
+        rest: list[Output] = []
         if special.any():
             places = np.flatnonzero(special).tolist()
-            others = self._watch([(seqs[at], token_ids[at], sampled.logprobs[at]) for at in places])
+            rest = self._watch([(seqs[at], token_ids[at], sample.logprobs[at]) for at in places])
             plain = np.flatnonzero(~special).tolist()
             seqs, token_ids = [seqs[at] for at in plain], [token_ids[at] for at in plain]
         for seq, token_id in zip(seqs, token_ids, strict=True):
@@ -270,16 +270,16 @@ class Engine(AnyEngine):
             for seq, token_id in zip(seqs, token_ids, strict=True)
         ]
         self._stats.generation_tokens += len(outputs) + sum(
-            [len(each.token_ids) for each in others]
+            [len(output.token_ids) for output in rest]
         )
-        return outputs + others
+        return outputs + rest
 
-    def _watch(self, drawn: list[tuple[Sequence, int, Logprob | None]]) -> list[Output]:
+    def _watch(self, tokens: list[tuple[Sequence, int, Logprob | None]]) -> list[Output]:
         """Look closely at what was drawn for some sequences: they may end, or be beams."""
         outputs: list[Output] = []
         beams = []
-        for seq, token_id, logprob in drawn:
-            if seq.status is Status.FINISHED:  # a beam of a search that just failed
+        for seq, token_id, logprob in tokens:
+            if seq.status is Status.DONE:  # a beam of a search that just failed
                 continue
             scores, seq.prompt_logprobs = seq.prompt_logprobs, None
             # Without all scores the logits of a prompt's token were no numbers.
@@ -291,7 +291,7 @@ class Engine(AnyEngine):
             else:
                 outputs += self._append(seq, token_id, logprob, scores)
         return outputs + self._beams.take(
-            each for each in beams if each[0].status is not Status.FINISHED
+            beam for beam in beams if beam[0].status is not Status.DONE
         )
 
     def _spoil(self, seq: Sequence) -> list[Output]:
@@ -340,9 +340,9 @@ class Engine(AnyEngine):
         completion = seq.token_ids[seq.num_prompt :]
         if completion[-1] in seq.stop_ids:
             completion.pop()
-        checked = self.grammars.check(seq.constraint.loose_schema, completion)
+        verdict = self.grammars.check(seq.constraint.loose_schema, completion)
 
-        def told() -> Output:
-            return msgspec.structs.replace(output, schema_error=checked.result() or None)
+        def with_verdict() -> Output:
+            return msgspec.structs.replace(output, schema_error=verdict.result() or None)
 
-        checked.add_done_callback(lambda _: self.mailbox.put(Callback(told)))
+        verdict.add_done_callback(lambda _: self.mailbox.put(Callback(with_verdict)))

@@ -69,12 +69,12 @@ class Stamps:
 class _Sequence:
     addition: AddSequence
     key: bytes
-    num_made: int
+    num_completion: int
     num_computed: int = 0
 
     @property
     def num_pending(self) -> int:
-        return len(self.addition.prompt) + self.num_made - self.num_computed
+        return len(self.addition.prompt) + self.num_completion - self.num_computed
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class FakeEngine(AnyEngine):
     _seqs: dict[str, _Sequence] = field(default_factory=dict, init=False)
     _num_held: int = 0  # blocks
     _tallies: dict[str, Tally] = field(
-        default_factory=lambda: {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
+        default_factory=lambda: {metric.stat: metric.tally() for metric in names.STEP_HISTOGRAMS}
     )
 
     def step(self) -> list[Output]:
@@ -107,7 +107,7 @@ class FakeEngine(AnyEngine):
         if self.stamps:
             now_s = time.monotonic()
             for seq in decoding:
-                self.stamps.note(seq.addition.prompt, seq.num_made - 1, now_s)
+                self.stamps.note(seq.addition.prompt, seq.num_completion - 1, now_s)
         if running:
             self._stats.num_steps += 1
             self._tallies["step_tokens"].observe(num_pending)
@@ -141,7 +141,7 @@ class FakeEngine(AnyEngine):
             self._tallies["prefill_computed_tokens"].observe(len(seq.addition.prompt))
 
     def _num_blocks(self, seq: _Sequence) -> int:
-        return -(-(len(seq.addition.prompt) + seq.num_made) // self.limits.block_size)
+        return -(-(len(seq.addition.prompt) + seq.num_completion) // self.limits.block_size)
 
     def _row(self, seq: _Sequence) -> PlanRow:
         return seq.addition.seq_id, min(seq.num_pending, self.prefill_tokens), seq.num_computed
@@ -158,16 +158,16 @@ class FakeEngine(AnyEngine):
                 seq.addition.seq_id, [0], finish_reason="stop", vector=_vector(seq.addition)
             )
         token_id, num_blocks = self._draw(seq), self._num_blocks(seq)
-        seq.num_made += 1
+        seq.num_completion += 1
         self._num_held += self._num_blocks(seq) - num_blocks
         finish_reason, stop_reason = self._finish(seq, token_id)
         if finish_reason is not None:
             self._end(seq.addition.seq_id)
         params = seq.addition.params
         logprobs = None if params.logprobs is None else [_logprob(token_id, params.logprobs)]
-        scores, asked = None, params.prompt_logprobs
-        if asked is not None and seq.num_made == 1:
-            scores = [_logprob(each, asked) for each in seq.addition.prompt[1:]]
+        scores, num_top = None, params.prompt_logprobs
+        if num_top is not None and seq.num_completion == 1:
+            scores = [_logprob(token, num_top) for token in seq.addition.prompt[1:]]
         return Output(
             seq.addition.seq_id,
             [token_id],
@@ -178,21 +178,23 @@ class FakeEngine(AnyEngine):
         )
 
     def _draw(self, seq: _Sequence) -> int:
-        word, place = divmod(seq.num_made, _WORD_BYTES)
-        drawn = hashlib.blake2b(word.to_bytes(8, "big"), key=seq.key, digest_size=4).digest()
+        word, place = divmod(seq.num_completion, _WORD_BYTES)
+        digest = hashlib.blake2b(word.to_bytes(8, "big"), key=seq.key, digest_size=4).digest()
         params = seq.addition.params
-        ends = drawn[0] % _WORDS_A_COMPLETION == 0 and seq.num_made >= max(params.min_tokens, 1)
+        ends = digest[0] % _WORDS_A_COMPLETION == 0 and seq.num_completion >= max(
+            params.min_tokens, 1
+        )
         if ends and place == 0 and not params.ignore_eos:
             return EOS
-        return _WORDS[drawn[1] % len(_WORDS)][place]
+        return _WORDS[digest[1] % len(_WORDS)][place]
 
     def _finish(self, seq: _Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
         params, num_prompt = seq.addition.params, len(seq.addition.prompt)
         if token_id == EOS:
             return "stop", None
-        if token_id in params.stop_token_ids and seq.num_made >= params.min_tokens:
+        if token_id in params.stop_token_ids and seq.num_completion >= params.min_tokens:
             return "stop", token_id
-        is_full = seq.num_made >= self.limits.max_tokens(num_prompt, params)
+        is_full = seq.num_completion >= self.limits.max_tokens(num_prompt, params)
         return ("length", None) if is_full else (None, None)
 
 
@@ -214,40 +216,40 @@ def fake_engine(
         block_size,
         max_num_seqs,
         frozenset([EOS]),
-        unsupported=frozenset(["logprob_token_ids", "use_beam_search"]),
+        unsupported_fields=frozenset(["logprob_token_ids", "use_beam_search"]),
         pooling=PoolingFacts(("embed",), _VECTOR_SIZE),
     )
-    noted = Stamps(stamps) if stamps else None
-    return FakeEngine(limits, step_s, poison, noted, prefill_tokens)
+    table = Stamps(stamps) if stamps else None
+    return FakeEngine(limits, step_s, poison, table, prefill_tokens)
 
 
 def _fails(word: str, seq: _Sequence) -> bool:
     """Fail as the prompt asks; return whether the step computes nothing, if it ends at all."""
     prompt = bytes(token for token in seq.addition.prompt if token < EOS).decode(errors="replace")
-    asked = re.match(re.escape(word) + r":(crash|hang|raise|idle):(\d+)", prompt)
-    if not asked or seq.num_made < int(asked[2]):
+    match = re.match(re.escape(word) + r":(crash|hang|raise|idle):(\d+)", prompt)
+    if not match or seq.num_completion < int(match[2]):
         return False
-    if asked[1] == "crash":
+    if match[1] == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
-    if asked[1] == "raise":
+    if match[1] == "raise":
         raise RuntimeError(prompt)
-    while asked[1] == "hang":
+    while match[1] == "hang":
         time.sleep(1)
     return True
 
 
 def _key(addition: AddSequence) -> bytes:
-    asked = repr((addition.prompt, addition.seed, addition.choice))
-    return hashlib.blake2b(asked.encode(), digest_size=16).digest()
+    text = repr((addition.prompt, addition.seed, addition.choice))
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _vector(addition: AddSequence) -> bytes:
     """Return a vector of numbers from 0 to 1, a digest of the prompt."""
     digest = hashlib.blake2b(repr(addition.prompt).encode(), digest_size=_VECTOR_SIZE).digest()
-    return struct.pack(f"<{_VECTOR_SIZE}f", *(each / 255 for each in digest))
+    return struct.pack(f"<{_VECTOR_SIZE}f", *(byte / 255 for byte in digest))
 
 
 def _logprob(token_id: int, num_top: int) -> Logprob:
     """Return log probabilities that fall with the rank; the drawn token is the likeliest."""
-    top_ids = [token_id, *(other for other in range(num_top + 1) if other != token_id)][:num_top]
+    top_ids = [token_id, *(top_id for top_id in range(num_top + 1) if top_id != token_id)][:num_top]
     return Logprob(token_id, -0.5, top_ids, [-0.5 - rank for rank in range(len(top_ids))])

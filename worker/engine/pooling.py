@@ -43,7 +43,7 @@ class PoolingEngine(AnyEngine):
     _number: "itertools.count[int]" = field(default_factory=itertools.count)
     _num_held: int = 0  # blocks
     _tallies: dict[str, Tally] = field(
-        default_factory=lambda: {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
+        default_factory=lambda: {metric.stat: metric.tally() for metric in names.STEP_HISTOGRAMS}
     )
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class PoolingEngine(AnyEngine):
         if batch:
             began_s = time.perf_counter()
             if self.note_plan is not None:
-                self.note_plan([(each.seq_id, len(each.prompt), 0) for each in batch])
+                self.note_plan([(seq.seq_id, len(seq.prompt), 0) for seq in batch])
             outputs += self._computed(batch)
             self._count(batch, time.perf_counter() - began_s)
         return outputs
@@ -120,19 +120,19 @@ class PoolingEngine(AnyEngine):
 
     def _output(self, seq: AddSequence, rows: list[Vector]) -> Output:
         assert seq.pooling is not None
-        asked = seq.pooling.use_activation
-        activates = self.model.activates if asked is None else asked
+        use_activation = seq.pooling.use_activation
+        activates = self.model.activates if use_activation is None else use_activation
         if self.facts.joins_pairs:
-            found = rows[0]
+            numbers = rows[0]
             if activates:
-                found = self.model.activate(torch.from_numpy(found)).numpy()
+                numbers = self.model.activate(torch.from_numpy(numbers)).numpy()
         elif len(rows) == 2:
-            found = np.array([np.dot(*(_unit(row) for row in rows))])
+            numbers = np.array([np.dot(*(_unit(row) for row in rows))])
         else:
-            found = rows[0][: seq.pooling.dimensions]
+            numbers = rows[0][: seq.pooling.dimensions]
             if activates:
-                found = _unit(found)
-        vector = found.astype("<f4").tobytes()
+                numbers = _unit(numbers)
+        vector = numbers.astype("<f4").tobytes()
         return Output(seq.seq_id, [0], finish_reason="stop", vector=vector)
 
     def _count(self, batch: Sequence[AddSequence], seconds: float) -> None:

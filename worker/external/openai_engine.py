@@ -172,6 +172,6 @@ def _limits(
         block_size=settings.block_size,
         max_num_seqs=max_num_seqs,
         eos_token_ids=shape.eos_token_ids,
-        unsupported=fitness.dialect.unsupported,
+        unsupported_fields=fitness.dialect.unsupported,
         resumes="text" if fitness.dialect.tells == "text" else "tokens",
     )

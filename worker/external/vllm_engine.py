@@ -258,7 +258,7 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
         block_size=config.cache_config.block_size,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         eos_token_ids=shape.eos_token_ids,
-        unsupported=UNSUPPORTED,
+        unsupported_fields=UNSUPPORTED,
     )
 
     def params_of(seq: Continuation) -> object:

@@ -111,7 +111,7 @@ class Intake:
         if job.chat is None:
             refuse_budget(job.params)
             return AnswerForm(None, job.params.structured_outputs)
-        holds_tags = TAGS not in self.limits.unsupported
+        holds_tags = TAGS not in self.limits.unsupported_fields
         return self.text.answer_form(job.chat, prompts[0], job.params, holds_tags)
 
     async def _prepare_text(self, started: Started, times: Times) -> ActiveJob:

@@ -108,7 +108,7 @@ class Service:
         if not isinstance(ready, Ready):
             raise EngineGone
         self._supervisor.send(Prepared(ready.limits, self._text.has_chat_template))
-        generation = self._generation.without(ready.limits.unsupported)
+        generation = self._generation.without(ready.limits.unsupported_fields)
         intake = Intake(self._settings, self._text, ready.limits, generation)
         if config := self._settings.kv_events:
             self._cache_events = CacheEvents(ready.limits.block_size, config.buffer_steps)

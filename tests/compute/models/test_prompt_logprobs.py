@@ -110,7 +110,7 @@ def test_a_prompt_preempted_amid_them_begins_where_they_end(
     outputs: list[Output] = []
     while engine.busy:
         outputs += engine.step()
-    assert seq.num_found == 32  # 40 tokens were computed, in blocks of 16
+    assert seq.num_prefix == 32  # 40 tokens were computed, in blocks of 16
     assert_as_transformers_says(model, prompt, scores_of(outputs), 3)
 
 

@@ -69,7 +69,7 @@ class AtWork:
         return BlockReader(self.plain, MODEL, incarnation)
 
     def cached(self) -> set[str]:
-        return {digest.hex() for digest in self.engine.scheduler.pool._remembered}
+        return {digest.hex() for digest in self.engine.scheduler.pool._blocks}
 
     async def follows(self, *readers: BlockReader) -> None:
         """Return once the idle engine's own set is what each reader has."""

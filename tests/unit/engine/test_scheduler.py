@@ -59,7 +59,7 @@ def test_the_changes_of_each_step_rebuild_what_is_remembered(seed: int) -> None:
             else:
                 assert change.digest not in blocks
                 blocks[change.digest] = change
-        assert blocks.keys() == engine.scheduler.pool._remembered.keys()
+        assert blocks.keys() == engine.scheduler.pool._blocks.keys()
     root = hashlib.blake2b(b"", digest_size=16).digest()
     for block in blocks.values():
         tokens = b"".join(token.to_bytes(4, "little") for token in block.token_ids)

@@ -42,14 +42,14 @@ class BlockPool:
         self._num_holds = 0  # holds by all sequences together
         self._blank = list(range(num_blocks))  # held by nobody, with no content to find
         # Held by nobody and still remembered, the least recently used first.
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._lru: OrderedDict[int, None] = OrderedDict()
         self._digest: list[bytes | None] = [None] * num_blocks
-        self._remembered: dict[bytes, int] = {}
-        self._promised: dict[bytes, Sequence] = {}
+        self._blocks: dict[bytes, int] = {}
+        self._promises: dict[bytes, Sequence] = {}
 
     @property
     def num_unheld(self) -> int:
-        return len(self._blank) + len(self._cached)
+        return len(self._blank) + len(self._lru)
 
     @property
     def num_held(self) -> int:
@@ -63,7 +63,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Return the number of unheld blocks that a prefix can still find."""
-        return len(self._cached)
+        return len(self._lru)
 
     def num_needed(self, seq: Sequence, num_tokens: int) -> int:
         """Return how many blocks the sequence's table lacks to cover `num_tokens`."""
@@ -78,7 +78,7 @@ class BlockPool:
 
         Nobody waits for the class `batch`, which may stand still, but those of it.
         """
-        owner = self._promised.get(seq.awaited) if seq.awaited is not None else None
+        owner = self._promises.get(seq.awaited_digest) if seq.awaited_digest is not None else None
         return owner is not None and (
             owner.priority < BATCH_PRIORITY or seq.priority >= BATCH_PRIORITY
         )
@@ -89,55 +89,55 @@ class BlockPool:
         Return False, with nothing held, when another sequence has promised the first missing block
         or state: to wait for that one is better than to compute it twice.
         """
-        seq.num_found = 0
+        seq.num_prefix = 0
         if not self.remembers:
             return True
         seq.grow_digests(self.block_size)
-        usable = seq.digests[: seq.most_found // self.block_size]
-        found = 0
-        while found < len(usable) and usable[found] in self._remembered:
-            found += 1
-        seq.awaited = usable[found] if found < len(usable) else None
+        usable = seq.digests[: seq.most_prefix // self.block_size]
+        num_blocks = 0
+        while num_blocks < len(usable) and usable[num_blocks] in self._blocks:
+            num_blocks += 1
+        seq.awaited_digest = usable[num_blocks] if num_blocks < len(usable) else None
         if self.awaits(seq):
             return False
-        promised = usable[found:]
+        digests = usable[num_blocks:]
         if self.states is not None:
-            parts, found = found, self._with_state(usable[:found])
-            borders = sorted({border for border in (parts, len(usable)) if border > found})
+            parts, num_blocks = num_blocks, self._with_state(usable[:num_blocks])
+            borders = sorted({border for border in (parts, len(usable)) if border > num_blocks})
             states = [_of_state(usable[border - 1]) for border in borders]
-            seq.awaited = states[0] if states else None
+            seq.awaited_digest = states[0] if states else None
             if self.awaits(seq):
                 return False
             seq.borders = [border * self.block_size for border in borders]
-            promised += states
-        for digest in usable[:found]:
-            self._hold(self._remembered[digest])
-            seq.block_table.append(self._remembered[digest])
-        seq.num_found = found * self.block_size
-        for digest in promised:
-            owner = self._promised.setdefault(digest, seq)
+            digests += states
+        for digest in usable[:num_blocks]:
+            self._hold(self._blocks[digest])
+            seq.block_table.append(self._blocks[digest])
+        seq.num_prefix = num_blocks * self.block_size
+        for digest in digests:
+            owner = self._promises.setdefault(digest, seq)
             if owner.priority > seq.priority:
-                self._promised[digest] = seq
+                self._promises[digest] = seq
         return True
 
     def restore_state(self, seq: Sequence) -> None:
         """Give the sequence's row the state at the end of what was found."""
-        if self.states is not None and seq.num_found:
-            self.states.restore(seq.digests[seq.num_found // self.block_size - 1], seq.row)
+        if self.states is not None and seq.num_prefix:
+            self.states.restore(seq.digests[seq.num_prefix // self.block_size - 1], seq.row)
 
     def keep_state(self, seq: Sequence) -> None:
         """Keep the state that the sequence has, at its next border."""
         assert self.states is not None
         digest = seq.digests[seq.borders.pop(0) // self.block_size - 1]
-        self._promised.pop(_of_state(digest), None)
+        self._promises.pop(_of_state(digest), None)
         self.states.keep(digest, seq.row)
 
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the sequence's table cover its first `num_tokens` tokens; all or nothing."""
-        needed = self.num_needed(seq, num_tokens)
-        if needed > self.num_unheld:
+        count = self.num_needed(seq, num_tokens)
+        if count > self.num_unheld:
             return False
-        for _ in range(needed):
+        for _ in range(count):
             block = self._blank.pop() if self._blank else self._reuse()
             self._hold(block)
             seq.block_table.append(block)
@@ -157,7 +157,7 @@ class BlockPool:
         for block in leader.block_table[:num_full]:
             self._hold(block)
             seq.block_table.append(block)
-        seq.num_found, seq.borders = num_tokens, []
+        seq.num_prefix, seq.borders = num_tokens, []
         if not tail:
             return []
         self.reserve(seq, num_tokens)
@@ -170,9 +170,9 @@ class BlockPool:
         seq.grow_digests(self.block_size)
         for place in range(start // self.block_size, end // self.block_size):
             digest, block = seq.digests[place], seq.block_table[place]
-            self._promised.pop(digest, None)
-            if digest not in self._remembered and self._digest[block] is None:
-                self._remembered[digest] = block
+            self._promises.pop(digest, None)
+            if digest not in self._blocks and self._digest[block] is None:
+                self._blocks[digest] = block
                 self._digest[block] = digest
                 if self.changes is not None:
                     self.changes.store(place, seq.digests, seq.token_ids)
@@ -187,11 +187,11 @@ class BlockPool:
             if self._digest[block] is None:
                 self._blank.append(block)
             else:
-                self._cached[block] = None
-        digests = seq.digests[seq.num_found // self.block_size :]
+                self._lru[block] = None
+        digests = seq.digests[seq.num_prefix // self.block_size :]
         for digest in digests if self.states is None else [*digests, *map(_of_state, digests)]:
-            if self._promised.get(digest) is seq:
-                del self._promised[digest]
+            if self._promises.get(digest) is seq:
+                del self._promises[digest]
         seq.block_table.clear()
 
     def forget_own(self, seq: Sequence) -> list[int]:
@@ -203,10 +203,10 @@ class BlockPool:
 
     def forget_all(self) -> None:
         """Forget what every block holds. Sequences keep theirs, which nobody else finds."""
-        for block in [*self._remembered.values()]:
+        for block in [*self._blocks.values()]:
             self._forget(block)
-        self._blank += self._cached
-        self._cached.clear()
+        self._blank += self._lru
+        self._lru.clear()
 
     def _with_state(self, digests: list[bytes]) -> int:
         """Return how many of the first blocks have the state at their end."""
@@ -217,19 +217,19 @@ class BlockPool:
         return 0
 
     def _hold(self, block: int) -> None:
-        self._cached.pop(block, None)
+        self._lru.pop(block, None)
         self._holders[block] += 1
         self._num_holds += 1
 
     def _reuse(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+        block, _ = self._lru.popitem(last=False)
         self._forget(block)
         return block
 
     def _forget(self, block: int) -> None:
         digest = self._digest[block]
         if digest is not None:
-            del self._remembered[digest]
+            del self._blocks[digest]
             self._digest[block] = None
             if self.states is not None:
                 self.states.forget(digest)

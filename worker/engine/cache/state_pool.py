@@ -13,28 +13,28 @@ class StatePool:
 
     def __init__(self, rows: range, copy: Callable[[int, int], None]) -> None:
         self._copy = copy
-        self._unused = list(rows)
-        self._kept: OrderedDict[bytes, int] = OrderedDict()
+        self._free_rows = list(rows)
+        self._rows: OrderedDict[bytes, int] = OrderedDict()
 
     def __contains__(self, digest: bytes) -> bool:
-        return digest in self._kept
+        return digest in self._rows
 
     def keep(self, digest: bytes, row: int) -> None:
         """Keep the state that a sequence has in its row now."""
-        if digest in self._kept:
-            self._kept.move_to_end(digest)
+        if digest in self._rows:
+            self._rows.move_to_end(digest)
             return
-        if not self._unused:
-            self._unused.append(self._kept.popitem(last=False)[1])
-        self._kept[digest] = self._unused.pop()
-        self._copy(row, self._kept[digest])
+        if not self._free_rows:
+            self._free_rows.append(self._rows.popitem(last=False)[1])
+        self._rows[digest] = self._free_rows.pop()
+        self._copy(row, self._rows[digest])
 
     def restore(self, digest: bytes, row: int) -> None:
         """Give a kept state to a sequence's row."""
-        self._kept.move_to_end(digest)
-        self._copy(self._kept[digest], row)
+        self._rows.move_to_end(digest)
+        self._copy(self._rows[digest], row)
 
     def forget(self, digest: bytes) -> None:
         """Forget a state, if it is kept."""
-        if (row := self._kept.pop(digest, None)) is not None:
-            self._unused.append(row)
+        if (row := self._rows.pop(digest, None)) is not None:
+            self._free_rows.append(row)

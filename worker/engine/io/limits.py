@@ -57,17 +57,17 @@ class PoolingFacts:
             raise UnsupportedTask(task, self.tasks)
         return task
 
-    def check(self, asked: PoolingParams) -> PenstockError | None:
+    def check(self, params: PoolingParams) -> PenstockError | None:
         """Return the error for a parameter that would have no effect; None where each has one."""
-        task = asked.task or self.tasks[0]
-        if asked.dimensions is not None and task != "embed":
+        task = params.task or self.tasks[0]
+        if params.dimensions is not None and task != "embed":
             return InvalidJob("dimensions: only embeddings have them; leave it out", "dimensions")
-        if asked.dimensions is not None and asked.dimensions > self.size:
-            sentence = f"{asked.dimensions}; this model's vectors have {self.size}"
+        if params.dimensions is not None and params.dimensions > self.size:
+            sentence = f"{params.dimensions}; this model's vectors have {self.size}"
             return InvalidJob(f"dimensions: {sentence}", "dimensions")
-        if asked.prompt_name is not None and task == "score":
+        if params.prompt_name is not None and task == "score":
             return InvalidJob("prompt_name: scores have none; leave it out", "prompt_name")
-        if asked.use_activation is not None and task == "score" and not self.joins_pairs:
+        if params.use_activation is not None and task == "score" and not self.joins_pairs:
             sentence = "an embedder's scores are cosines; leave it out"
             return InvalidJob(f"use_activation: {sentence}", "use_activation")
         return None
@@ -78,7 +78,7 @@ class EngineLimits:
     """The limits of one engine.
 
     max_model_len counts prompt and completion, and never exceeds what the KV cache can hold.
-    unsupported   fields of SamplingParams that the engine does not obey; of structured_outputs
+    unsupported_fields  of SamplingParams, which the engine does not obey; of structured_outputs
                   such as structured_outputs.regex
     resumes       what a sequence that was begun elsewhere goes on from
     generates     whether it makes completions
@@ -91,7 +91,7 @@ class EngineLimits:
     block_size: int
     max_num_seqs: int
     eos_token_ids: frozenset[int]
-    unsupported: frozenset[str] = frozenset()
+    unsupported_fields: frozenset[str] = frozenset()
     resumes: Literal["tokens", "text"] = "tokens"
     generates: bool = True
     pooling: PoolingFacts | None = None
@@ -99,8 +99,8 @@ class EngineLimits:
     @property
     def tasks(self) -> tuple[str, ...]:
         """Return the tasks that the engine does, for the error of a job that asks for another."""
-        made = self.pooling.tasks if self.pooling else ()
-        return ("generate", *made) if self.generates else made
+        tasks = self.pooling.tasks if self.pooling else ()
+        return ("generate", *tasks) if self.generates else tasks
 
     def max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         return params.max_tokens or self.max_model_len - num_prompt
@@ -126,12 +126,12 @@ class EngineLimits:
         )
 
     def _check_obeyed(self, params: SamplingParams) -> PenstockError | None:
-        for name in sorted(self.unsupported):
+        for name in sorted(self.unsupported_fields):
             field, _, kind = name.partition(".")
-            asked = getattr(params, field)
-            if kind and asked is not None and asked.constraint[0] == kind:
+            value = getattr(params, field)
+            if kind and value is not None and value.constraint[0] == kind:
                 return UnsupportedByEngine(name)
-            if not kind and asked not in _NEUTRAL.get(field, (getattr(_DEFAULTS, field),)):
+            if not kind and value not in _NEUTRAL.get(field, (getattr(_DEFAULTS, field),)):
                 return UnsupportedByEngine(name)
         return None
 
@@ -150,15 +150,15 @@ class EngineLimits:
         return self.pooling.check(pooling)
 
     def _check_length(self, addition: AddSequence) -> PenstockError | None:
-        num_prompt, asked = len(addition.prompt), addition.params.max_tokens
+        num_prompt, max_tokens = len(addition.prompt), addition.params.max_tokens
         if not num_prompt:
             return InvalidJob("prompt: it has no tokens; give at least one", "prompt")
         if num_prompt >= self.max_model_len:
             return PromptTooLong(num_prompt, self.max_model_len)
-        if asked is not None and num_prompt + asked > self.max_model_len:
+        if max_tokens is not None and num_prompt + max_tokens > self.max_model_len:
             return InvalidJob(
-                f"max_tokens: {counted(num_prompt, 'prompt token')} and {asked} to come are more"
-                f" than the {self.max_model_len} that this model takes; ask for at most "
+                f"max_tokens: {counted(num_prompt, 'prompt token')} and {max_tokens} to come are"
+                f" more than the {self.max_model_len} that this model takes; ask for at most "
                 f"{self.max_model_len - num_prompt}",
                 "max_tokens",
             )

@@ -56,8 +56,8 @@ class PersistentBatch:
             contexts.astype(np.int32),
             self._tables[rows, :width],
         ]
-        sent = send(arrays, self.device)
-        token_ids, places, slot_mapping, starts_of_rows, context_lens, tables = sent
+        tensors = send(arrays, self.device)
+        token_ids, places, slot_mapping, starts_of_rows, context_lens, tables = tensors
         return Batch(
             token_ids,
             places,
@@ -72,16 +72,16 @@ class PersistentBatch:
 
     def _catch_up(self, seqs: list[Sequence], rows: Numbers) -> None:
         """Write what each sequence gained since its last step: as a rule one token and no block."""
-        known = self._columns
+        columns = self._columns
         num_tokens, num_blocks, stay = (
-            known.num_tokens[rows],
-            known.num_blocks[rows],
-            known.stay[rows],
+            columns.num_tokens[rows],
+            columns.num_blocks[rows],
+            columns.stay[rows],
         )
         gained_more = num_tokens > self._num_tokens[rows] + 1
         gained_more |= num_blocks != self._num_blocks[rows]
         gained_more |= stay != self._stay[rows]
-        self._tokens[rows, num_tokens - 1] = known.last_token[rows]
+        self._tokens[rows, num_tokens - 1] = columns.last_token[rows]
         for at in np.flatnonzero(gained_more).tolist():
             self._write(seqs[at])
         self._num_tokens[rows], self._num_blocks[rows] = num_tokens, num_blocks
@@ -92,7 +92,7 @@ class PersistentBatch:
         if self._stay[row] != self._columns.stay[row]:
             self._stay[row] = self._columns.stay[row]
             self._num_tokens[row] = self._num_blocks[row] = 0
-        written, known = int(self._num_tokens[row]), len(seq.token_ids)
-        self._tokens[row, written:known] = seq.token_ids[written:]
-        written, known = int(self._num_blocks[row]), len(seq.block_table)
-        self._tables[row, written:known] = seq.block_table[written:]
+        start, end = int(self._num_tokens[row]), len(seq.token_ids)
+        self._tokens[row, start:end] = seq.token_ids[start:]
+        start, end = int(self._num_blocks[row]), len(seq.block_table)
+        self._tables[row, start:end] = seq.block_table[start:]

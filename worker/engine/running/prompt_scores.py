@@ -33,15 +33,15 @@ class PromptScores:
                 continue
             after = at.start + 1
             targets = at.seq.token_ids[after : min(after + at.count, at.seq.num_prompt)]
-            wanted, pieces, num_top = at.seq.params.prompt_logprobs or 0, [], 0
+            num_logprobs, pieces, num_top = at.seq.params.prompt_logprobs or 0, [], 0
             for begin in range(0, len(targets), size):
                 (ids,) = send([np.array(targets[begin : begin + size], np.int64)], hidden.device)
                 first = ends[place] - at.count + begin
                 logits = logits_of(hidden[first : first + len(ids)])
-                packed = PackedLogprobs.of(logits, ids, wanted > 0)
-                pieces.append(Arriving(packed.rows))
-                num_top = packed.num_top
-            self._slices.append((place, targets, wanted, pieces, num_top))
+                pack = PackedLogprobs.of(logits, ids, num_logprobs > 0)
+                pieces.append(Arriving(pack.rows))
+                num_top = pack.num_top
+            self._slices.append((place, targets, num_logprobs, pieces, num_top))
 
     def read(self) -> dict[int, list[Logprob]]:
         """Return them by the slice's place in the plan, and wait for them.
@@ -49,17 +49,17 @@ class PromptScores:
         They end before the first token whose logits are no numbers.
         """
         return {
-            place: list(_until_none(targets, wanted, pieces, num_top))
-            for place, targets, wanted, pieces, num_top in self._slices
+            place: list(_until_none(targets, num_logprobs, pieces, num_top))
+            for place, targets, num_logprobs, pieces, num_top in self._slices
         }
 
 
 def _until_none(
-    targets: list[int], wanted: int, pieces: list[Arriving], num_top: int
+    targets: list[int], num_logprobs: int, pieces: list[Arriving], num_top: int
 ) -> Iterator[Logprob]:
     rows = (row for piece in pieces for row in piece.wait().tolist())
     for token_id, row in zip(targets, rows, strict=True):
-        logprob = read_logprob(row, token_id, num_top, wanted)
+        logprob = read_logprob(row, token_id, num_top, num_logprobs)
         if logprob is None:
             return
         yield logprob

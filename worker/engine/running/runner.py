@@ -26,16 +26,16 @@ from penstock.worker.models.contract.served import Network
 class Launched:
     """A plan whose forward pass was launched; the device may still compute it.
 
-    hidden  [drawing, hidden_size]  the state of each slice that draws
-    sums    [tokens]                the sum of each token's state: NaN if any part of it is
-    kept    the tokens of the pass that are still in the plan; None means all
+    hidden  [drawing_seqs, hidden_size]  the state of each slice that draws
+    sums    [tokens]                     the sum of each token's state: NaN if any part of it is
+    places  the tokens of the pass that are still in the plan; None means all
     scores  the log probabilities of prompts that ask for them
     """
 
     plan: Plan
     hidden: Tensor
     sums: Arriving
-    kept: Numbers | None = None
+    places: Numbers | None = None
     scores: PromptScores | None = None
 
     def only(self, places: Numbers) -> "Launched":
@@ -43,13 +43,13 @@ class Launched:
         (index,) = send([places], self.hidden.device)
         return Launched(self.plan.only(places), self.hidden[index], self.sums, places)
 
-    def spoilt(self) -> list[int]:
+    def spoilt_places(self) -> list[int]:
         """Return the places of the slices with a token whose state is no number; wait for them."""
         sums = self.sums.wait().numpy()
-        spoilt = np.flatnonzero(~np.isfinite(sums if self.kept is None else sums[self.kept]))
-        if not len(spoilt):
+        tokens = np.flatnonzero(~np.isfinite(sums if self.places is None else sums[self.places]))
+        if not len(tokens):
             return []
-        slices = np.searchsorted(self.plan.counts.cumsum(), spoilt, side="right")
+        slices = np.searchsorted(self.plan.counts.cumsum(), tokens, side="right")
         places = {int(place) for place in slices}
         places |= {fork for fork, leader in self.plan.forks() if leader in places}
         return sorted(places)
@@ -71,7 +71,7 @@ class ModelRunner:
         self._bytes = [kv_cache.view(torch.uint8) for kv_cache in kv_caches]
         self.batch = batch
         self.sampler = sampler
-        self._drawing: list[Sequence] = []  # these drew last; what the sampler needs of them:
+        self._seqs: list[Sequence] = []  # these drew last; what the sampler needs of them:
         self._rows: list[SamplerRow] = []
         self._constraints: list[Constraint | None] = []
 
@@ -118,27 +118,27 @@ class ModelRunner:
                 self.copy_state(source, target)
 
     @torch.inference_mode()
-    def draw(self, launched: Launched) -> DrawnTokens:
-        """Draw the tokens that follow from the plan, one for each sequence in its `drawing`."""
-        plan = launched.plan
-        if not plan.drawing:
-            drawn = DrawnTokens(torch.empty(0, dtype=torch.int64), lambda: Sampled([], []))
+    def draw(self, step: Launched) -> DrawnTokens:
+        """Draw the tokens that follow from the plan, one for each of its `drawing_seqs`."""
+        plan = step.plan
+        if not plan.drawing_seqs:
+            draw = DrawnTokens(torch.empty(0, dtype=torch.int64), lambda: Sampled([], []))
         else:
-            drawn = self._draw(plan, launched.hidden)
+            draw = self._draw(plan, step.hidden)
 
         def read() -> Sampled:
-            sampled, spoilt = drawn.read(), launched.spoilt()
-            if launched.scores is not None:
-                sampled = replace(sampled, prompt_logprobs=launched.scores.read())
-            return _without(sampled, plan, spoilt) if spoilt else sampled
+            sample, places = draw.read(), step.spoilt_places()
+            if step.scores is not None:
+                sample = replace(sample, prompt_logprobs=step.scores.read())
+            return _without(sample, plan, places) if places else sample
 
-        return DrawnTokens(drawn.tokens, read)
+        return DrawnTokens(draw.tokens, read)
 
     def _draw(self, plan: Plan, hidden: Tensor) -> DrawnTokens:
-        if plan.drawing is not self._drawing:
-            self._drawing = plan.drawing
-            self._rows = [seq.sampling for seq in plan.drawing]
-            self._constraints = [seq.constraint for seq in plan.drawing]
+        if plan.drawing_seqs is not self._seqs:
+            self._seqs = plan.drawing_seqs
+            self._rows = [seq.sampling for seq in plan.drawing_seqs]
+            self._constraints = [seq.constraint for seq in plan.drawing_seqs]
         masks = self.sampler.masks(self._constraints)  # while a GPU may still compute
         return self.sampler.draw(
             self.model.logits(hidden),
@@ -160,12 +160,12 @@ class ModelRunner:
             numbers[index] = 0
 
 
-def _without(sampled: Sampled, plan: Plan, spoilt: list[int]) -> Sampled:
+def _without(sample: Sampled, plan: Plan, spoilt_places: list[int]) -> Sampled:
     """Return the sample without the tokens of spoilt slices.
 
     Such a slice may draw a token all the same, when a sliding window hides its earlier NaN.
     """
-    drawn = {place: row for row, place in enumerate(np.flatnonzero(plan.draws).tolist())}
-    rows = {drawn.get(place) for place in spoilt}
-    token_ids = [NO_TOKEN if row in rows else each for row, each in enumerate(sampled.token_ids)]
-    return replace(sampled, token_ids=token_ids, spoilt=spoilt)
+    row_of = {place: row for row, place in enumerate(np.flatnonzero(plan.draws).tolist())}
+    rows = {row_of.get(place) for place in spoilt_places}
+    token_ids = [NO_TOKEN if row in rows else token for row, token in enumerate(sample.token_ids)]
+    return replace(sample, token_ids=token_ids, spoilt_places=spoilt_places)

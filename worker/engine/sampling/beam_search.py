@@ -60,13 +60,13 @@ class BeamSearch:
         self._width = params.num_drawn
         self._length = 0
 
-    def advance(self, drawn: list[Logprob]) -> None:
+    def advance(self, rows: list[Logprob]) -> None:
         """Take the likeliest next tokens of each beam, in the order of `beams`."""
         self._length += 1
         likeliest = sorted(
             (
                 (beam.total + logprob, -place, -token_id, logprob)
-                for place, (beam, row) in enumerate(zip(self.beams, drawn, strict=True))
+                for place, (beam, row) in enumerate(zip(self.beams, rows, strict=True))
                 for token_id, logprob in zip(row.top_ids, row.top_logprobs, strict=True)
                 if logprob > LEAST_LOGPROB
             ),
@@ -77,9 +77,9 @@ class BeamSearch:
         for rank, (total, place, token_id, logprob) in enumerate(likeliest):
             ends = is_last or -token_id in self._stop_ids
             if not ends and len(going_on) < self._width:
-                going_on.append(self._continued(drawn, -place, -token_id, logprob, total))
+                going_on.append(self._continued(rows, -place, -token_id, logprob, total))
             elif ends and rank < self._width:
-                beam = self._continued(drawn, -place, -token_id, logprob, total)
+                beam = self._continued(rows, -place, -token_id, logprob, total)
                 score = total / math.pow(self._length, self._params.length_penalty)
                 self.answers.append(Hypothesis(score, beam.token_ids, beam.logprobs))
         self.answers.sort(key=lambda answer: answer.score, reverse=True)
@@ -97,11 +97,11 @@ class BeamSearch:
         return beams[0].total / math.pow(length, penalty) > self.answers[-1].score
 
     def _continued(
-        self, drawn: list[Logprob], place: int, token_id: int, logprob: float, total: float
+        self, rows: list[Logprob], place: int, token_id: int, logprob: float, total: float
     ) -> Beam:
-        beam, row, told = self.beams[place], drawn[place], self._params.logprobs
+        beam, row, num_logprobs = self.beams[place], rows[place], self._params.logprobs
         logprobs = []
-        if told is not None:
-            tops = row.top_ids[:told], row.top_logprobs[:told]
+        if num_logprobs is not None:
+            tops = row.top_ids[:num_logprobs], row.top_logprobs[:num_logprobs]
             logprobs = [*beam.logprobs, Logprob(token_id, logprob, *tops)]
         return Beam(place, total, [*beam.token_ids, token_id], logprobs)

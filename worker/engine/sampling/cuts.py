@@ -49,30 +49,30 @@ class Cuts:
     """The rules of some rows of a batch."""
 
     def __init__(self, rows: list[CutRow], vocab_size: int, device: torch.device) -> None:
-        asked = [row.params for row in rows]
+        rules = [row.params for row in rows]
         self.places = [row.place for row in rows]
-        top_ks = [_num_kept(each.top_k, vocab_size) for each in asked]
+        top_ks = [_num_kept(rule.top_k, vocab_size) for rule in rules]
         numbers = [
             (
-                each.top_p,
-                each.min_p,
-                each.top_n_sigma,
-                each.top_a,
-                each.typical_p,
-                each.xtc_threshold,
+                rule.top_p,
+                rule.min_p,
+                rule.top_n_sigma,
+                rule.top_a,
+                rule.typical_p,
+                rule.xtc_threshold,
             )
-            for each in asked
+            for rule in rules
         ]
         columns: list[NDArray[np.generic]] = [
             np.array(self.places, np.int64),
-            np.array([each.temperature for each in asked], np.float32),
+            np.array([rule.temperature for rule in rules], np.float32),
             np.array(top_ks, np.int64),
             np.array(numbers, np.float64).T,
         ]
-        self._index, self._temperature, most, others = send(columns, device)
-        top_ps, min_ps, self._sigmas, self._top_as, self._typical, self._likely = others
+        self._index, self._temperature, most, floats = send(columns, device)
+        top_ps, min_ps, self._sigmas, self._top_as, self._typical, self._likely = floats
         self._cut = Cut(most, top_ps, min_ps)
-        self._xtc = np.array([each.xtc_probability for each in asked])
+        self._xtc = np.array([rule.xtc_probability for rule in rules])
         self._keys = key_schedule([row.seed for row in rows])
         self._choices = [row.choice + _XTC_STREAM for row in rows]
         self._rows_a_block = max(1, BLOCK // vocab_size)
@@ -82,8 +82,8 @@ class Cuts:
 
         positions  [rows]  the place of each row's next token in its completion
         """
-        drawn = uniforms(self._keys, self._choices, positions[self.places].tolist())
-        (fires,) = send([drawn < self._xtc], logits.device)
+        draws = uniforms(self._keys, self._choices, positions[self.places].tolist())
+        (fires,) = send([draws < self._xtc], logits.device)
         for begin in range(0, len(self.places), self._rows_a_block):
             rows = slice(begin, begin + self._rows_a_block)
             index = self._index[rows]
@@ -130,20 +130,20 @@ def untypical(logits: Tensor, temperature: Tensor, masses: Tensor) -> Tensor:
     powers = powers_of(logits, temperature)
     weights = weights_of(logits, temperature)
     total = weights.sum(-1, keepdim=True)
-    weighed = (weights * powers.clamp(min=-60).double()).long()
-    mean = weighed.sum(-1, keepdim=True).double() / total
+    products = (weights * powers.clamp(min=-60).double()).long()
+    mean = products.sum(-1, keepdim=True).double() / total
     off = (powers.double() - mean).abs().float()
     bits = off.view(torch.int32)  # floats that are not negative have the order of their bits
     # The smallest difference at which the mass is reached, byte by byte.
-    left, weights = masses[:, None] * total, weights.clone()
+    mass, weights = masses[:, None] * total, weights.clone()
     limit = torch.zeros_like(total)
     for shift in _DIGITS:
         digits = ((bits >> shift) & 255).long()
         sums = torch.zeros(len(logits), 256, dtype=torch.int64, device=logits.device)
         sums.scatter_add_(1, digits, weights)
         ends = sums.cumsum(-1)
-        digit = (ends < left).sum(-1, keepdim=True).clamp(max=255)
-        left = left - (ends - sums).gather(1, digit)
+        digit = (ends < mass).sum(-1, keepdim=True).clamp(max=255)
+        mass = mass - (ends - sums).gather(1, digit)
         weights *= digits == digit
         limit = limit << 8 | digit
     return (bits > limit) & (masses < 1)[:, None]
@@ -161,5 +161,5 @@ def _num_kept(top_k: int, vocab_size: int) -> int:
     return min(top_k, vocab_size) if top_k > 0 else vocab_size
 
 
-def _without(logits: Tensor, excluded: Tensor) -> Tensor:
-    return logits.masked_fill(excluded, -torch.inf)
+def _without(logits: Tensor, mask: Tensor) -> Tensor:
+    return logits.masked_fill(mask, -torch.inf)

@@ -42,7 +42,7 @@ class DryTokens:
         """Return the tokens that came after an earlier end, with the length of the longest."""
         params, ids = self._params, self._looked_at()
         most = min(MOST_MATCHED, len(ids) - 1)
-        found: dict[int, int] = {}
+        lengths: dict[int, int] = {}
         ends = np.arange(len(ids) - 1)  # places of the last tokens of the earlier ends
         for length in range(1, most + 1):
             token = int(ids[-length])
@@ -53,8 +53,8 @@ class DryTokens:
             if not len(ends):
                 break
             if length >= params.dry_allowed_length:
-                found.update(dict.fromkeys(ids[ends + 1].tolist(), length))
-        return {token: length for token, length in found.items() if token not in self._breakers}
+                lengths.update(dict.fromkeys(ids[ends + 1].tolist(), length))
+        return {token: length for token, length in lengths.items() if token not in self._breakers}
 
     def _looked_at(self) -> NDArray[np.int64]:
         count = len(self._token_ids)

@@ -42,38 +42,40 @@ class PackedLogprobs:
         return cls._packed(logits, token_ids, top_ids, top, totals)
 
     @classmethod
-    def named(cls, logits: Tensor, token_ids: Tensor, named: Tensor) -> "PackedLogprobs":
-        """Pack them with the tokens named [rows, some] int64 in place of the likeliest."""
+    def named(cls, logits: Tensor, token_ids: Tensor, named_ids: Tensor) -> "PackedLogprobs":
+        """Pack them with the tokens `named_ids` [rows, some] int64 in place of the likeliest."""
         totals = log_total(logits)
-        return cls._packed(logits, token_ids, named, logits.gather(1, named), totals)
+        return cls._packed(logits, token_ids, named_ids, logits.gather(1, named_ids), totals)
 
     @classmethod
     def _packed(
-        cls, logits: Tensor, token_ids: Tensor, others: Tensor, values: Tensor, totals: Tensor
+        cls, logits: Tensor, token_ids: Tensor, ids: Tensor, values: Tensor, totals: Tensor
     ) -> "PackedLogprobs":
         own = logits.gather(1, token_ids[:, None])
         values = torch.cat([own, values], -1).double() - totals[:, None]
-        packed = torch.cat([others.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
-        return cls(packed, others.shape[1])
+        rows = torch.cat([ids.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
+        return cls(rows, ids.shape[1])
 
 
-def read_logprob(row: list[float], token_id: int, num_top: int, wanted: int) -> Logprob | None:
-    """Read a row of `PackedLogprobs`, with as many of the likeliest tokens as are wanted.
+def read_logprob(
+    row: list[float], token_id: int, num_top: int, num_logprobs: int
+) -> Logprob | None:
+    """Read a row of `PackedLogprobs`, with the `num_logprobs` likeliest tokens.
 
     Return None where the logits were no numbers.
     """
-    count = min(wanted, num_top)
-    logprob, others = row[num_top], row[num_top + 1 : num_top + 1 + count]
+    count = min(num_logprobs, num_top)
+    logprob, top_logprobs = row[num_top], row[num_top + 1 : num_top + 1 + count]
     if math.isnan(logprob):
         return None
-    return Logprob(token_id, logprob, [int(each) for each in row[:count]], others)
+    return Logprob(token_id, logprob, [int(number) for number in row[:count]], top_logprobs)
 
 
-def with_drawn(told: Logprob) -> Logprob:
+def with_drawn(row: Logprob) -> Logprob:
     """Return it with the drawn token among the others, each once and the likeliest first."""
-    pairs = dict(zip(told.top_ids, told.top_logprobs, strict=True)) | {told.token_id: told.logprob}
-    ids = sorted(pairs, key=lambda each: (-pairs[each], each))
-    return Logprob(told.token_id, told.logprob, ids, [pairs[each] for each in ids])
+    pairs = dict(zip(row.top_ids, row.top_logprobs, strict=True)) | {row.token_id: row.logprob}
+    ids = sorted(pairs, key=lambda token_id: (-pairs[token_id], token_id))
+    return Logprob(row.token_id, row.logprob, ids, [pairs[token_id] for token_id in ids])
 
 
 def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

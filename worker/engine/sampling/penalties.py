@@ -49,26 +49,26 @@ class SeenTokens:
         return place
 
 
-def penalise(logits: Tensor, seen: list[tuple[int, SeenTokens]]) -> None:
+def penalise(logits: Tensor, seen_tokens: list[tuple[int, SeenTokens]]) -> None:
     """Change in place the logits [rows, vocab] of the tokens that each of these rows has seen.
 
     The repetition penalty divides a positive logit and multiplies a negative one, for tokens of
     prompt and completion. The frequency penalty is subtracted for each time that the token is in
     the completion, the presence penalty once.
     """
-    looks = [each.look() for _, each in seen]
+    looks = [entry.look() for _, entry in seen_tokens]
     sizes = [len(ids) for ids, _ in looks]
     ids = np.concatenate([ids for ids, _ in looks])
     counts = np.concatenate([counts for _, counts in looks])
-    rows = np.repeat([row for row, _ in seen], sizes)
-    repetition = np.repeat([each.params.repetition_penalty for _, each in seen], sizes)
+    rows = np.repeat([row for row, _ in seen_tokens], sizes)
+    repetition = np.repeat([entry.params.repetition_penalty for _, entry in seen_tokens], sizes)
     repetition = repetition.clip(min=_FLOAT.tiny)  # 0 times minus infinity would be NaN
-    frequency = np.repeat([each.params.frequency_penalty for _, each in seen], sizes)
-    presence = np.repeat([each.params.presence_penalty for _, each in seen], sizes)
+    frequency = np.repeat([entry.params.frequency_penalty for _, entry in seen_tokens], sizes)
+    presence = np.repeat([entry.params.presence_penalty for _, entry in seen_tokens], sizes)
     loss = counts * frequency + (counts > 0) * presence
 
     columns = [rows, ids, repetition.astype(np.float32), loss.astype(np.float32)]
-    rows_of, tokens, strength, lost = send(columns, logits.device)
+    rows_of, tokens, strength, losses = send(columns, logits.device)
     before = logits[rows_of, tokens]
-    scaled = torch.where(before > 0, before / strength, before * strength)
-    logits[rows_of, tokens] = scaled.clamp(max=float(_FLOAT.max)) - lost
+    after = torch.where(before > 0, before / strength, before * strength)
+    logits[rows_of, tokens] = after.clamp(max=float(_FLOAT.max)) - losses

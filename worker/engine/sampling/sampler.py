@@ -35,13 +35,13 @@ from penstock.worker.engine.sampling.transfers import Arriving
 class Sampled:
     """The tokens drawn, one for each row; NO_TOKEN where the logits were NaN or allowed nothing.
 
-    spoilt  places in the plan of slices with hidden states that are not finite
+    spoilt_places  in the plan, of slices with hidden states that are not finite
     prompt_logprobs  by place in the plan: those of a slice of a prompt, where they are asked for
     """
 
     token_ids: list[int]
     logprobs: list[Logprob | None]
-    spoilt: list[int] = field(default_factory=list)
+    spoilt_places: list[int] = field(default_factory=list)
     prompt_logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
 
 
@@ -107,38 +107,38 @@ class Sampler:
         if rows is not self._columns.rows and rows != self._columns.rows:
             self._columns = self._read(rows)
         columns = self._columns
-        raw, named, beams = (
-            logits[asking.index] if asking else None
-            for asking in (columns.scored, columns.named, columns.beams)
+        scored_logits, named_logits, beam_logits = (
+            logits[askers.index] if askers else None
+            for askers in (columns.scored_rows, columns.named_rows, columns.beams)
         )
-        totals = None if beams is None else log_total(beams)
+        totals = None if beam_logits is None else log_total(beam_logits)
         positions = columns.positions(lengths)
         self._alter(logits, columns, masks)
         if columns.cuts is not None:
             forbid(logits, masks, columns.masked_cuts)
             columns.cuts.exclude(logits, positions)
         tokens = columns.sample(logits, positions, masks)
-        told = []
-        if raw is not None and columns.scored is not None:
-            told.append(_scored(tokens, raw, columns.scored))
-        if named is not None and columns.named is not None:
-            told.append(_named(tokens, named, columns.named))
+        reports = []
+        if scored_logits is not None and columns.scored_rows is not None:
+            reports.append(_scored(tokens, scored_logits, columns.scored_rows))
+        if named_logits is not None and columns.named_rows is not None:
+            reports.append(_named(tokens, named_logits, columns.named_rows))
         if totals is not None and columns.beams is not None:
-            told.append(_candidates(logits, totals, columns.beams))
-        if told:
-            return _with_logprobs(tokens, told)
-        arriving, count = Arriving(tokens), len(rows)
-        return DrawnTokens(tokens, lambda: Sampled(arriving.wait().tolist(), [None] * count))
+            reports.append(_candidates(logits, totals, columns.beams))
+        if reports:
+            return _with_logprobs(tokens, reports)
+        transfer, count = Arriving(tokens), len(rows)
+        return DrawnTokens(tokens, lambda: Sampled(transfer.wait().tolist(), [None] * count))
 
     def _alter(self, logits: Tensor, columns: "_Columns", masks: Tensor | None) -> None:
         """Apply bias, allowed tokens, min_tokens and penalties to the logits, in place."""
         if columns.biases is not None:
             rows, ids, values = columns.biases
             logits[rows, ids] += values
-        if columns.forbidden is not None:
-            index, ids = columns.forbidden
+        if columns.exclusions is not None:
+            index, ids = columns.exclusions
             logits[index] = logits[index].masked_fill(ids, -torch.inf)
-        never = [(place, token) for place, row in columns.worded for token in row.forbidden()]
+        never = [(place, token) for place, row in columns.word_rows for token in row.forbidden()]
         for ban in columns.bans:
             if not ban.holds:
                 continue
@@ -149,13 +149,13 @@ class Sampler:
         if never:
             rows, ids = send([np.array(never, np.int64).T], self.device)[0]
             logits[rows, ids] = -torch.inf
-        if columns.penalised:
-            penalise(logits, columns.penalised)
+        if columns.seen_tokens:
+            penalise(logits, columns.seen_tokens)
         for place, dry in columns.dry:
             tokens, losses = dry.losses()
             if len(tokens):
-                index, lost = send([tokens, losses], self.device)
-                logits[place, index] -= lost
+                index, loss = send([tokens, losses], self.device)
+                logits[place, index] -= loss
 
     def _read(self, rows: list[SamplerRow]) -> "_Columns":
         ways = np.frombuffer(b"".join([row.way for row in rows]), WAY)
@@ -164,16 +164,16 @@ class Sampler:
             rows=rows,
             num_prompt=np.array([row.num_prompt for row in rows], np.int64),
             biases=self._biases(special),
-            forbidden=self._forbidden(special),
-            worded=[(i, row) for i, row in special if row.words.bad_words],
+            exclusions=self._exclusions(special),
+            word_rows=[(i, row) for i, row in special if row.words.bad_words],
             bans=self._bans(special),
-            penalised=[(i, row.seen) for i, row in special if row.seen is not None],
+            seen_tokens=[(i, row.seen_tokens) for i, row in special if row.seen_tokens is not None],
             dry=[(i, row.dry) for i, row in special if row.dry is not None],
             cuts=self._cuts(special),
             masked_cuts=self._masked_cuts(special),
-            scored=self._asking(special, "likeliest"),
-            named=self._asking(special, "named"),
-            beams=self._asking(special, "candidates"),
+            scored_rows=self._askers(special, "likeliest"),
+            named_rows=self._askers(special, "named"),
+            beams=self._askers(special, "candidates"),
             sample=plan_sample(ways, self.vocab_size, self.device),
         )
 
@@ -189,38 +189,38 @@ class Sampler:
         (places_there, biases) = send([places, np.array(values, np.float32)], self.device)
         return places_there[0], places_there[1], biases
 
-    def _forbidden(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor] | None:
+    def _exclusions(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor] | None:
         """Return some rows, and of each [rows, vocab] whether a token is not allowed."""
-        allowed = [(i, row.allowed) for i, row in rows if row.allowed is not None]
-        if not allowed:
+        entries = [(i, row.allowed_ids) for i, row in rows if row.allowed_ids is not None]
+        if not entries:
             return None
-        forbidden = np.ones((len(allowed), self.vocab_size), np.bool_)
-        for place, (_, ids) in enumerate(allowed):
-            forbidden[place, ids] = False
-        index, forbidden_there = send([np.array([i for i, _ in allowed]), forbidden], self.device)
-        return index, forbidden_there
+        mask = np.ones((len(entries), self.vocab_size), np.bool_)
+        for place, (_, ids) in enumerate(entries):
+            mask[place, ids] = False
+        index, mask_there = send([np.array([i for i, _ in entries]), mask], self.device)
+        return index, mask_there
 
     def _cuts(self, rows: list[tuple[int, SamplerRow]]) -> Cuts | None:
         cut = [CutRow(i, row.params, row.seed, row.choice) for i, row in rows if row.is_cut]
         return Cuts(cut, self.vocab_size, self.device) if cut else None
 
-    def _asking(self, rows: list[tuple[int, SamplerRow]], kind: "_Kind") -> "_Asking | None":
+    def _askers(self, rows: list[tuple[int, SamplerRow]], kind: "_Kind") -> "_Askers | None":
         """Return the rows that ask for log probabilities of this kind; None where none does."""
-        asking = [(i, row) for i, row in rows if row.tells == kind]
-        if not asking:
+        entries = [(i, row) for i, row in rows if row.tells == kind]
+        if not entries:
             return None
-        ids = [row.params.logprob_token_ids or [] for _, row in asking]
+        ids = [row.params.logprob_token_ids or [] for _, row in entries]
         width = max(map(len, ids))
-        padded = [each + each[:1] * (width - len(each)) for each in ids]
-        places = [i for i, _ in asking]
-        columns = [np.array(places), np.array(padded, np.int64)]
-        wanted = {
-            "likeliest": [row.params.logprobs or 0 for _, row in asking],
-            "named": [len(each) for each in ids],
-            "candidates": [row.num_candidates for _, row in asking],
+        table = [token_ids + token_ids[:1] * (width - len(token_ids)) for token_ids in ids]
+        places = [i for i, _ in entries]
+        columns = [np.array(places), np.array(table, np.int64)]
+        counts = {
+            "likeliest": [row.params.logprobs or 0 for _, row in entries],
+            "named": [len(token_ids) for token_ids in ids],
+            "candidates": [row.num_candidates for _, row in entries],
         }
         index, there = send(columns, self.device)
-        return _Asking(places, index, there, wanted[kind])
+        return _Askers(places, index, there, counts[kind])
 
     def _masked_cuts(self, rows: list[tuple[int, SamplerRow]]) -> NDArray[np.int64]:
         return np.array([i for i, row in rows if row.is_cut and row.is_masked], np.int64)
@@ -248,14 +248,14 @@ class _Ban:
     def holds(self) -> bool:
         return self.row.position < self.row.params.min_tokens
 
-    def forbid(self, allowed: Tensor) -> None:
+    def forbid(self, mask: Tensor) -> None:
         """Forbid the ids in the grammar's mask, unless nothing else is left.
 
         A grammar that allows only an end is over, and the ban gives way to it.
         """
-        left = allowed & allow_all_but(self.token_ids, BITS * len(allowed))
-        if left.any():
-            allowed.copy_(left)
+        rest = mask & allow_all_but(self.token_ids, BITS * len(mask))
+        if rest.any():
+            mask.copy_(rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,16 +265,16 @@ class _Columns:
     rows: list[SamplerRow]
     num_prompt: NDArray[np.int64]
     biases: tuple[Tensor, Tensor, Tensor] | None
-    forbidden: tuple[Tensor, Tensor] | None
-    worded: list[tuple[int, SamplerRow]]
+    exclusions: tuple[Tensor, Tensor] | None
+    word_rows: list[tuple[int, SamplerRow]]
     bans: list[_Ban]
-    penalised: list[tuple[int, SeenTokens]]
+    seen_tokens: list[tuple[int, SeenTokens]]
     dry: list[tuple[int, DryTokens]]
     cuts: Cuts | None
     masked_cuts: NDArray[np.int64]  # the rows that are cut under a grammar
-    scored: "_Asking | None"
-    named: "_Asking | None"
-    beams: "_Asking | None"
+    scored_rows: "_Askers | None"
+    named_rows: "_Askers | None"
+    beams: "_Askers | None"
     sample: Sample
 
     def positions(self, lengths: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -285,74 +285,76 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asking:
+class _Askers:
     """The rows that ask for log probabilities of one kind.
 
     places  their places in the batch; `index` is the same on the device
     ids     [rows, some]  the tokens that a row names, the first again where others name more
-    wanted  how many log probabilities each row asks for
+    counts  how many log probabilities each row asks for
     """
 
     places: list[int]
     index: Tensor
     ids: Tensor
-    wanted: list[int]
+    counts: list[int]
 
 
-class _Told(NamedTuple):
+class _Report(NamedTuple):
     """Numbers for the rows that asked for them."""
 
-    packed: PackedLogprobs
-    asking: _Asking
+    pack: PackedLogprobs
+    askers: _Askers
     kind: _Kind
 
 
-def _scored(tokens: Tensor, raw: Tensor, asking: _Asking) -> _Told:
+def _scored(tokens: Tensor, raw: Tensor, askers: _Askers) -> _Report:
     """Return the log probabilities of the tokens and of the likeliest.
 
-    raw [asking rows, vocab]: the logits of those rows as the model gave them.
+    raw [askers, vocab]: the logits of those rows as the model gave them.
     """
-    drawn = tokens[asking.index].clamp(min=0)
-    return _Told(PackedLogprobs.of(raw, drawn, any(asking.wanted)), asking, "likeliest")
+    token_ids = tokens[askers.index].clamp(min=0)
+    return _Report(PackedLogprobs.of(raw, token_ids, any(askers.counts)), askers, "likeliest")
 
 
-def _named(tokens: Tensor, raw: Tensor, asking: _Asking) -> _Told:
+def _named(tokens: Tensor, raw: Tensor, askers: _Askers) -> _Report:
     """Return the log probabilities of the tokens that rows name, raw as for `_scored`."""
-    drawn = tokens[asking.index].clamp(min=0)
-    return _Told(PackedLogprobs.named(raw, drawn, asking.ids), asking, "named")
+    token_ids = tokens[askers.index].clamp(min=0)
+    return _Report(PackedLogprobs.named(raw, token_ids, askers.ids), askers, "named")
 
 
-def _candidates(logits: Tensor, totals: Tensor, asking: _Asking) -> _Told:
+def _candidates(logits: Tensor, totals: Tensor, askers: _Askers) -> _Report:
     """Return the likeliest tokens for the beams.
 
     They are the largest of the altered logits, but still less the totals of the model's own, as
     transformers ranks beams.
     """
-    altered = logits[asking.index]
-    packed = PackedLogprobs.largest(altered, altered.argmax(-1), max(asking.wanted), totals)
-    return _Told(packed, asking, "candidates")
+    beam_logits = logits[askers.index]
+    pack = PackedLogprobs.largest(beam_logits, beam_logits.argmax(-1), max(askers.counts), totals)
+    return _Report(pack, askers, "candidates")
 
 
-def _with_logprobs(tokens: Tensor, told: list[_Told]) -> DrawnTokens:
+def _with_logprobs(tokens: Tensor, reports: list[_Report]) -> DrawnTokens:
     """Return the tokens with what is told of them: one transfer for all."""
-    arriving = Arriving(
-        torch.cat([tokens.double(), *(each.packed.rows.flatten() for each in told)])
+    transfer = Arriving(
+        torch.cat([tokens.double(), *(report.pack.rows.flatten() for report in reports)])
     )
-    return DrawnTokens(tokens, lambda: _read_told(arriving.wait().tolist(), len(tokens), told))
+    return DrawnTokens(
+        tokens, lambda: _read_reports(transfer.wait().tolist(), len(tokens), reports)
+    )
 
 
-def _read_told(flat: list[float], num_rows: int, told: list[_Told]) -> Sampled:
+def _read_reports(flat: list[float], num_rows: int, reports: list[_Report]) -> Sampled:
     """Read the tokens of all rows and what `_with_logprobs` packed. A beam's is the likeliest."""
     token_ids = [int(token) for token in flat[:num_rows]]
     logprobs: list[Logprob | None] = [None] * num_rows
     begin = num_rows
-    for packed, asking, kind in told:
-        width = 2 * packed.num_top + 1
-        for row, count in zip(asking.places, asking.wanted, strict=True):
+    for pack, askers, kind in reports:
+        width = 2 * pack.num_top + 1
+        for row, count in zip(askers.places, askers.counts, strict=True):
             values, begin = flat[begin : begin + width], begin + width
             if kind == "candidates":
                 token_ids[row] = int(values[0])
-            logprob = read_logprob(values, token_ids[row], packed.num_top, count)
+            logprob = read_logprob(values, token_ids[row], pack.num_top, count)
             if logprob is None:
                 token_ids[row] = NO_TOKEN
             elif token_ids[row] != NO_TOKEN:

@@ -36,10 +36,10 @@ class SamplerRow:
     num_prompt: int
     words: WordIds = NO_WORDS
     num_candidates: int = 0
-    seen: SeenTokens | None = field(init=False, default=None)
+    seen_tokens: SeenTokens | None = field(init=False, default=None)
     dry: DryTokens | None = field(init=False, default=None)
     is_cut: bool = field(init=False)  # by a rule that the kernels lack
-    allowed: Tensor | None = field(init=False, default=None)  # ids
+    allowed_ids: Tensor | None = field(init=False, default=None)
     way: bytes = field(init=False)  # one record of type WAY
     is_plain: bool = field(init=False)  # needs only a draw, perhaps under a grammar
 
@@ -47,24 +47,24 @@ class SamplerRow:
         params = self.params
         weighs = params.presence_penalty or params.frequency_penalty
         if weighs or params.repetition_penalty != 1:
-            self.seen = SeenTokens(params, self.token_ids, self.num_prompt)
+            self.seen_tokens = SeenTokens(params, self.token_ids, self.num_prompt)
         if params.dry_multiplier:
             self.dry = DryTokens(params, self.token_ids, self.words.dry_breakers)
         self.is_cut = asks_for_cuts(params) and not _is_greedy(params)
         self.way = _way(params, self.seed, self.choice, self.is_cut)
         if params.allowed_token_ids is not None:
-            self.allowed = torch.tensor(params.allowed_token_ids)
-        alters = params.logit_bias or params.min_tokens or self.allowed is not None
-        looks_back = self.seen or self.dry or self.words.bad_words
+            self.allowed_ids = torch.tensor(params.allowed_token_ids)
+        alters = params.logit_bias or params.min_tokens or self.allowed_ids is not None
+        looks_back = self.seen_tokens or self.dry or self.words.bad_words
         self.is_plain = not (alters or looks_back or self.is_cut or self.tells)
 
     def forbidden(self) -> list[int]:
         """Return the tokens that would end a bad word, of those that the completion began."""
-        made = self.token_ids[max(self.num_prompt, len(self.token_ids) - _LONGEST_WORD) :]
+        tail = self.token_ids[max(self.num_prompt, len(self.token_ids) - _LONGEST_WORD) :]
         return [
             ids[-1]
             for ids in self.words.bad_words
-            if len(ids) <= len(made) + 1 and made[len(made) + 1 - len(ids) :] == ids[:-1]
+            if len(ids) <= len(tail) + 1 and tail[len(tail) + 1 - len(ids) :] == ids[:-1]
         ]
 
     @property

@@ -9,11 +9,11 @@ class Arriving:
 
     def __init__(self, tensor: Tensor) -> None:
         self._host = tensor.to("cpu", non_blocking=True)
-        self._arrived = torch.cuda.Event() if tensor.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._arrived is not None:
-            self._arrived.record()
+        self._event = torch.cuda.Event() if tensor.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._event is not None:
+            self._event.record()
 
     def wait(self) -> Tensor:
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        if self._event is not None:
+            self._event.synchronize()
         return self._host

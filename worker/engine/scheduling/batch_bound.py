@@ -52,7 +52,7 @@ class BatchBound:
             together = self._products / self._weight - mean * self._seconds / self._weight
             if variance > _LEAST_VARIANCE and together > 0:
                 slope = together / variance
-                fixed = self._seconds / self._weight - slope * mean
-                self._fixed_tokens = max(fixed / slope, 0.0)
+                fixed_s = self._seconds / self._weight - slope * mean
+                self._fixed_tokens = max(fixed_s / slope, 0.0)
         most = min(SHARE * self._fixed_tokens, 2 * self._most_tokens)
         return max(1, int(most))

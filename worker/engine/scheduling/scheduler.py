@@ -13,7 +13,7 @@ from penstock.worker.engine.cache.block_pool import BlockPool
 from penstock.worker.engine.io.messages import BATCH_PRIORITY, BatchLoad
 from penstock.worker.engine.scheduling.batch_bound import BatchBound
 from penstock.worker.engine.scheduling.shares import above_share
-from penstock.worker.engine.scheduling.step_time import UNBOUNDED, StepTime
+from penstock.worker.engine.scheduling.step_time import NO_BOUND, StepTime
 from penstock.worker.engine.sequences.columns import Columns, Numbers
 from penstock.worker.engine.sequences.sequence import Plan, Sequence, Status
 
@@ -98,7 +98,7 @@ class Scheduler:
             self._stop(seq)
         elif seq.status is Status.WAITING:
             self.waiting.remove(seq)
-        seq.status = Status.FINISHED
+        seq.status = Status.DONE
 
     def schedule(self) -> Plan:
         """Plan one step, first in line first, within its tokens and its time."""
@@ -107,34 +107,34 @@ class Scheduler:
         batch_left = self.batch_bound.most_tokens
         self._give_way()
         (seqs, rows), starts, pending, counts = self._go_on(batch_left)
-        left = self.max_num_batched_tokens - int(counts.sum())
-        some = int(np.count_nonzero(counts))
-        self._num_still = len(seqs) - some
+        quota = self.max_num_batched_tokens - int(counts.sum())
+        num_moving = int(np.count_nonzero(counts))
+        self._num_still = len(seqs) - num_moving
         if batch_left is not None:
             batch_left -= int(counts[_num_above(seqs, BATCH_PRIORITY) :].sum())
         if self._num_still:  # the last sequences found no tokens left
-            seqs, rows = seqs[:some], rows[:some]
-            starts, pending, counts = starts[:some], pending[:some], counts[:some]
-        room = self.step_time.room(starts, counts) if self.waiting else UNBOUNDED
-        admitted = []
-        while left and room.is_open and (seq := self._admit(batch_left is None or batch_left > 0)):
-            most = min(left, int(self.columns.border[seq.row]) - seq.num_found)
+            seqs, rows = seqs[:num_moving], rows[:num_moving]
+            starts, pending, counts = starts[:num_moving], pending[:num_moving], counts[:num_moving]
+        room = self.step_time.room(starts, counts) if self.waiting else NO_BOUND
+        entries = []
+        while quota and room.is_open and (seq := self._admit(batch_left is None or batch_left > 0)):
+            most = min(quota, int(self.columns.border[seq.row]) - seq.num_prefix)
             if batch_left is not None and seq.place[0] >= BATCH_PRIORITY:
                 most = min(most, batch_left)
                 batch_left -= min(most, seq.num_pending)
-            count = room.take(seq.num_found, min(most, seq.num_pending))
-            admitted.append((seq, seq.row, seq.num_found, seq.num_pending, count))
-            left -= admitted[-1][-1]
-        if admitted:
-            new, *columns = zip(*admitted, strict=True)
+            count = room.take(seq.num_prefix, min(most, seq.num_pending))
+            entries.append((seq, seq.row, seq.num_prefix, seq.num_pending, count))
+            quota -= entries[-1][-1]
+        if entries:
+            new, *columns = zip(*entries, strict=True)
             seqs = [*seqs, *new]
             rows, starts, pending, counts = (
                 np.append(column, more)
                 for column, more in zip((rows, starts, pending, counts), columns, strict=True)
             )
         draws = counts == pending
-        drawing = seqs if draws.all() else [seqs[place] for place in np.flatnonzero(draws)]
-        plan = Plan(seqs, rows, starts, counts, drawing, draws)
+        drawing_seqs = seqs if draws.all() else [seqs[place] for place in np.flatnonzero(draws)]
+        plan = Plan(seqs, rows, starts, counts, drawing_seqs, draws)
         return self._with_forks(plan) if self._leaders else plan
 
     def note_step(self, num_tokens: int, pairs: float, seconds: float) -> None:
@@ -151,7 +151,7 @@ class Scheduler:
         might start, blocks are short, or a search has not said which beams go on.
         """
         columns, could_start = self.columns, self.waiting and not self._is_full
-        everyone_draws = len(plan.drawing) == len(plan) == len(self.running) - self._num_still
+        everyone_draws = len(plan.drawing_seqs) == len(plan) == len(self.running) - self._num_still
         if could_start or not everyone_draws or self._gives_way():
             return None
         if columns.is_beam[plan.rows].any():
@@ -171,7 +171,7 @@ class Scheduler:
                 return None
             columns.num_blocks[seq.row] = len(seq.block_table)
         counts = np.ones_like(starts)
-        return Plan(after.seqs, rows, starts, counts, after.drawing, after.draws), places
+        return Plan(after.seqs, rows, starts, counts, after.drawing_seqs, after.draws), places
 
     def _go_on(
         self, most_batch: int | None
@@ -191,8 +191,8 @@ class Scheduler:
             if self.pool.states is not None:
                 counts = np.minimum(pending, self.columns.border[rows] - starts)
             if most_batch is not None:
-                others, batch = np.split(counts, [_num_above(seqs, BATCH_PRIORITY)])
-                counts = np.append(others, _within(most_batch, batch))
+                other_counts, batch_counts = np.split(counts, [_num_above(seqs, BATCH_PRIORITY)])
+                counts = np.append(other_counts, _within(most_batch, batch_counts))
             counts = self.step_time.within(starts, _within(self.max_num_batched_tokens, counts))
             ends = starts + counts
             is_short = ends > self.columns.num_blocks[rows] * self.pool.block_size
@@ -205,11 +205,11 @@ class Scheduler:
             if self.num_preemptions == num_preemptions:
                 return line, starts, pending, counts
 
-    def keep_states(self, plan: Plan, spoilt: list[int]) -> None:
+    def keep_states(self, plan: Plan, spoilt_places: list[int]) -> None:
         """Keep the states of sequences that the plan took to a border, but for the spoilt ones."""
         columns, ends = self.columns, plan.starts + plan.counts
         for place in np.flatnonzero(ends == columns.border[plan.rows]).tolist():
-            if place not in spoilt:
+            if place not in spoilt_places:
                 self.pool.keep_state(plan.seqs[place])
                 columns.note_border(plan.seqs[place])
 
@@ -268,7 +268,7 @@ class Scheduler:
 
         They keep their places, so the first of an owner's always moves on.
         """
-        first = min(each.place for each in (self.waiting[0], *victims))
+        first = min(peer.place for peer in (self.waiting[0], *victims))
         if first < seq.place:
             self.waiting.remove(seq)
             seq.place = *first[:2], -next(self._arrivals)
@@ -296,15 +296,15 @@ class Scheduler:
                 return seq, victims
         return None
 
-    def _enough(self, seq: Sequence, others: list[Sequence]) -> list[Sequence] | None:
-        """Return the first of `others` whose blocks and rows are enough for it, or None."""
-        needed, unheld = self.pool.num_needed(seq, len(seq.token_ids)), self.pool.num_unheld
+    def _enough(self, seq: Sequence, victims: list[Sequence]) -> list[Sequence] | None:
+        """Return the first of `victims` whose blocks and rows are enough for it, or None."""
+        num_needed, num_unheld = self.pool.num_needed(seq, len(seq.token_ids)), self.pool.num_unheld
         has_row = bool(self._rows)
-        for count, other in enumerate(others):
-            if has_row and unheld >= needed:
-                return others[:count]
-            has_row, unheld = True, unheld + self.pool.num_own(other)
-        return others if has_row and unheld >= needed else None
+        for count, victim in enumerate(victims):
+            if has_row and num_unheld >= num_needed:
+                return victims[:count]
+            has_row, num_unheld = True, num_unheld + self.pool.num_own(victim)
+        return victims if has_row and num_unheld >= num_needed else None
 
     def _give_way_to_class(self) -> None:
         """Preempt sequences for the first in line, if those far enough below its class hold enough.
@@ -319,11 +319,11 @@ class Scheduler:
         below = self.running[self._num_staying() :]
         if not below:
             return
-        needed = self.pool.num_needed(first, len(first.token_ids))
-        held = sum(len(seq.block_table) for seq in below)
-        if self.pool.awaits(first) or self.pool.num_unheld + held < needed:
+        num_needed = self.pool.num_needed(first, len(first.token_ids))
+        num_held = sum(len(seq.block_table) for seq in below)
+        if self.pool.awaits(first) or self.pool.num_unheld + num_held < num_needed:
             return
-        while below and (not self._rows or self.pool.num_unheld < needed):
+        while below and (not self._rows or self.pool.num_unheld < num_needed):
             victim = below.pop()
             if victim.place[0] < BATCH_PRIORITY:
                 victim.place = *first.place, *victim.place
@@ -378,10 +378,10 @@ class Scheduler:
             if seq.group and not seq.num_completion:
                 self._leaders[seq.group] = seq
             if seq.num_cached is None:
-                seq.num_cached = min(seq.num_found, seq.num_prompt)
+                seq.num_cached = min(seq.num_prefix, seq.num_prompt)
                 self.num_admitted_tokens += len(seq.token_ids)
-                self.num_cached_tokens += seq.num_found
-            self.num_recomputed_tokens += max(0, seq.num_before - seq.num_found)
+                self.num_cached_tokens += seq.num_prefix
+            self.num_recomputed_tokens += max(0, seq.num_before - seq.num_prefix)
             self._enter(seq)
             self.pool.restore_state(seq)
             return seq
@@ -408,18 +408,18 @@ class Scheduler:
         forks: dict[int, list[Sequence]] = {}
         copies: list[tuple[int, int]] = []
         for group, leader in [*self._leaders.items()]:
-            if leader.status is Status.RUNNING and leader not in plan.drawing:
+            if leader.status is Status.RUNNING and leader not in plan.drawing_seqs:
                 continue  # its prompt takes more steps
             del self._leaders[group]
             if leader.status is not Status.RUNNING or leader.num_completion:
                 continue
-            some = forks[plan.seqs.index(leader)] = []
-            for seq in [each for each in self.waiting if each.group == group]:
-                made = None if seq.num_completion else self._fork(seq, leader)
-                if made is None:
+            followers = forks[plan.seqs.index(leader)] = []
+            for seq in [member for member in self.waiting if member.group == group]:
+                pairs = None if seq.num_completion else self._fork(seq, leader)
+                if pairs is None:
                     break
-                copies += made
-                some.append(seq)
+                copies += pairs
+                followers.append(seq)
         return plan.with_forks(forks, copies) if any(forks.values()) else plan
 
     def _fork(self, seq: Sequence, leader: Sequence) -> list[tuple[int, int]] | None:

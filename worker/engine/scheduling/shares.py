@@ -13,12 +13,12 @@ def above_share(seq: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
     its share, nobody loses the only row, and no two owners take a row from each other in turns.
     """
     rows: dict[str, list[Sequence]] = {}
-    for each in running:
-        rows.setdefault(each.owner, []).append(each)
-    own, found = (len(rows.pop(seq.owner, [])) + 1) / seq.weight, []
+    for peer in running:
+        rows.setdefault(peer.owner, []).append(peer)
+    own, victims = (len(rows.pop(seq.owner, [])) + 1) / seq.weight, []
     while rows and _left(line := max(rows.values(), key=_left)) >= own:
-        found.append(line.pop())
-    return found
+        victims.append(line.pop())
+    return victims
 
 
 def _left(line: list[Sequence]) -> float:

@@ -34,31 +34,31 @@ class StepRoom:
         """Return whether a prompt gets a token."""
         return self._is_first or self._left_s > 0
 
-    def take(self, start: int, wanted: int) -> int:
-        """Return how many of the wanted tokens, from `start` on, are computed: at least one."""
+    def take(self, start: int, num_tokens: int) -> int:
+        """Return how many of these tokens, from `start` on, are computed: at least one."""
         if self._left_s == math.inf:
-            return wanted
+            return num_tokens
         least = LEAST_TOKENS if self._is_first else 1
-        count = min(wanted, max(least, self._fitting(start, wanted)))
+        count = min(num_tokens, max(least, self._fitting(start, num_tokens)))
         self._is_first = False
         spent_s = self._linear_s(start) * count + self._pair_s / 2 * count * count
-        self._left_s = self._left_s - spent_s if count == wanted else 0.0
+        self._left_s = self._left_s - spent_s if count == num_tokens else 0.0
         return count
 
     def _linear_s(self, start: int) -> float:
         return self._token_s + self._pair_s * (start + 0.5)
 
-    def _fitting(self, start: int, wanted: int) -> int:
-        """Return the tokens, `wanted` at most, whose time is left: a root of a parabola."""
+    def _fitting(self, start: int, num_tokens: int) -> int:
+        """Return the tokens, `num_tokens` at most, whose time is left: a root of a parabola."""
         linear_s, left_s = self._linear_s(start), max(self._left_s, 0.0)
-        full_s = linear_s * wanted + self._pair_s / 2 * wanted * wanted
+        full_s = linear_s * num_tokens + self._pair_s / 2 * num_tokens * num_tokens
         if full_s <= left_s:
-            return wanted
+            return num_tokens
         root = math.sqrt(linear_s * linear_s + 2 * self._pair_s * left_s)
         return int(2 * left_s / (linear_s + root))
 
 
-UNBOUNDED = StepRoom(0.0, 0.0, math.inf, True)
+NO_BOUND = StepRoom(0.0, 0.0, math.inf, True)
 
 
 class StepTime:
@@ -70,17 +70,17 @@ class StepTime:
     disturbed counts little. Tokens that follow from answers, one of each sequence, are always
     computed.
 
-    most_s    what a step may take, in seconds; None: as long as its tokens take
-    measured  steps of one slice each: its tokens, where it starts, and the seconds. They count
-              little, but always, so that the last steps need not have had prompts
+    most_s   what a step may take, in seconds; None: as long as its tokens take
+    timings  steps of one slice each: its tokens, where it starts, and the seconds. They count
+             little, but always, so that the last steps need not have had prompts
     """
 
     def __init__(
-        self, most_s: float | None = None, measured: Iterable[tuple[int, int, float]] = ()
+        self, most_s: float | None = None, timings: Iterable[tuple[int, int, float]] = ()
     ) -> None:
         self.most_s = most_s
         self._first = np.zeros((_NUM_TERMS, _NUM_TERMS + 1))
-        for count, start, seconds in measured:
+        for count, start, seconds in timings:
             pairs = num_pairs(np.array([start]), np.array([count]))
             self._first += _FIRST * _squares(count, pairs, seconds)
         self._sums = np.zeros_like(self._first)
@@ -96,16 +96,16 @@ class StepTime:
         """Return how much of its count each running sequence computes: at least one token."""
         if self.most_s is None or not (counts > 1).any():
             return counts
-        counts, wanted = np.minimum(counts, 1), counts
+        counts, limits = np.minimum(counts, 1), counts
         room = self.room(starts, counts)
-        for place in np.flatnonzero(wanted > 1).tolist():
-            counts[place] += room.take(int(starts[place]) + 1, int(wanted[place]) - 1)
+        for place in np.flatnonzero(limits > 1).tolist():
+            counts[place] += room.take(int(starts[place]) + 1, int(limits[place]) - 1)
         return counts
 
     def room(self, starts: Numbers, counts: Numbers) -> StepRoom:
         """Return the time that a step has left which computes so much of the running sequences."""
         if self.most_s is None:
-            return UNBOUNDED
+            return NO_BOUND
         fixed_s, token_s, pair_s = self.terms
         spent_s = fixed_s + token_s * int(counts.sum()) + pair_s * num_pairs(starts, counts)
         return StepRoom(token_s, pair_s, self.most_s - spent_s, not (counts > 1).any())
@@ -131,14 +131,14 @@ def _solved(sums: NDArray[np.float64]) -> tuple[float, float, float]:
     matrix, right = sums[:, :_NUM_TERMS], sums[:, _NUM_TERMS]
     scale = np.sqrt(matrix.diagonal())
     places = np.flatnonzero(scale)
-    found = np.zeros(_NUM_TERMS)
+    terms = np.zeros(_NUM_TERMS)
     while len(places):
         by = scale[places]
-        scaled = matrix[np.ix_(places, places)] / np.outer(by, by) + _RIDGE * np.eye(len(places))
-        some = np.linalg.solve(scaled, right[places] / by) / by
-        if some.min() >= 0:
-            found[places] = some
+        system = matrix[np.ix_(places, places)] / np.outer(by, by) + _RIDGE * np.eye(len(places))
+        solution = np.linalg.solve(system, right[places] / by) / by
+        if solution.min() >= 0:
+            terms[places] = solution
             break
-        places = np.delete(places, (some * by).argmin())
-    fixed_s, token_s, pair_s = found.tolist()
+        places = np.delete(places, (solution * by).argmin())
+    fixed_s, token_s, pair_s = terms.tolist()
     return fixed_s, token_s, pair_s

@@ -46,18 +46,18 @@ def step_time(config: EngineConfig, model: Model, device: torch.device) -> StepT
         return StepTime(asked_ms / 1000)
     longest = 0 if model.states is not None else model.config.max_model_len - LEAST_TOKENS
     before = max(0, min(_MEASURED_CONTEXT, longest))
-    measured = [
+    timings = [
         (count, start, _best_s(model, count, start, config.block_size))
         for count, start in ((1, 0), (LEAST_TOKENS, 0), (LEAST_TOKENS, before))
     ]
-    single_s = measured[0][-1]
+    single_s = timings[0][-1]
     most_s = max(PATIENCE_S, 2 * single_s) if asked_ms is None else asked_ms / 1000
     _log.info(
         "a step takes %.0f ms at most where it reads prompts; one of a token takes %.1f",
         most_s * 1000,
         single_s * 1000,
     )
-    return StepTime(most_s, measured)
+    return StepTime(most_s, timings)
 
 
 def _best_s(model: Model, count: int, start: int, block_size: int) -> float:

@@ -13,8 +13,8 @@ def sequence_of(addition: AddSequence, limits: EngineLimits) -> Sequence:
     token_ids = addition.prompt + addition.completion
     ends = frozenset() if params.ignore_eos else limits.eos_token_ids
     # A tokenizer may have ids that the head has no row for: nobody can draw them.
-    known = [ids for ids in addition.words.bad_words if max(ids) < limits.vocab_size]
-    words = addition.words._replace(bad_words=known)
+    bad_words = [ids for ids in addition.words.bad_words if max(ids) < limits.vocab_size]
+    words = addition.words._replace(bad_words=bad_words)
     stop_ids = ends | frozenset(params.stop_token_ids)
     return Sequence(
         seq_id=addition.seq_id,

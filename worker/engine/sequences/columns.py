@@ -45,7 +45,7 @@ class Columns:
         row, stops = seq.row, sorted(seq.stop_ids)
         self._num_stays += 1
         self.stay[row] = self._num_stays
-        self.num_tokens[row], self.num_computed[row] = len(seq.token_ids), seq.num_found
+        self.num_tokens[row], self.num_computed[row] = len(seq.token_ids), seq.num_prefix
         self.num_blocks[row], self.last_token[row] = len(seq.block_table), seq.token_ids[-1]
         self.longest[row] = seq.num_prompt + seq.max_tokens
         self.note_border(seq)

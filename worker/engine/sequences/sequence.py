@@ -24,7 +24,7 @@ class Status(Enum):
     NEW = auto()
     WAITING = auto()
     RUNNING = auto()
-    FINISHED = auto()
+    DONE = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -36,12 +36,12 @@ class Sequence:
     max_tokens  the most tokens that the completion may have
     stop_ids    ids that end the sequence; the end tokens too, unless they are ignored
     place       in line: class, turn in the class, order of addition; kept through preemption
-    num_found   tokens found in the prefix cache at the last admission
+    num_prefix  tokens found in the prefix cache at the last admission
     num_cached  tokens of the prompt found in the prefix cache at the first admission
     num_before  tokens computed before the last preemption, or by the worker that had it before
     num_preemptions  how often it was preempted here
     digests     one for each full block, of its tokens and all before it; grows with the tokens
-    awaited     digest of the block, or name of the state, that another sequence computes for it
+    awaited_digest  of the block, or name of the state, that another sequence computes for it
     borders     the numbers of computed tokens at which its state is kept for others, in order
     group       shared by sequences with the same prompt; "" for one of its own
     owner       its tenant; the rows are shared among the owners by their weights
@@ -64,13 +64,13 @@ class Sequence:
     constraint: Constraint | None = None
     place: tuple[int, ...] = ()
     status: Status = Status.NEW
-    num_found: int = 0
+    num_prefix: int = 0
     num_cached: int | None = None
     num_before: int = 0
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
-    awaited: bytes | None = None
+    awaited_digest: bytes | None = None
     borders: list[int] = field(default_factory=list)
     group: str = ""
     owner: str = ""
@@ -81,10 +81,10 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        return len(self.token_ids) - self.num_found
+        return len(self.token_ids) - self.num_prefix
 
     @property
-    def most_found(self) -> int:
+    def most_prefix(self) -> int:
         """Return how many of its tokens may come from the prefix cache.
 
         Those must be computed whose logits are needed: the last one, from which the next token is
@@ -139,8 +139,8 @@ class Plan:
     whose prompt is its own.
 
     rows     the sequences' rows in the columns
-    drawing  the sequences whose last known token is reached, so that the next one is drawn
-    draws    a flag for each sequence: whether it is in `drawing`; as a rule all are
+    drawing_seqs  the sequences whose last known token is reached, so that the next one is drawn
+    draws    a flag for each sequence: whether it is in `drawing_seqs`; as a rule all are
     copies   pairs of blocks: once the step is computed, the second becomes a copy of the first
     """
 
@@ -148,7 +148,7 @@ class Plan:
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
-    drawing: list[Sequence]
+    drawing_seqs: list[Sequence]
     draws: NDArray[np.bool_]
     copies: list[tuple[int, int]] = field(default_factory=list)
 
@@ -163,7 +163,7 @@ class Plan:
     def is_decode(self) -> bool:
         """Return whether each sequence computes only its last known token."""
         num_tokens = int(self.counts.sum())
-        return num_tokens == len(self.drawing) == len(self.seqs) and bool(self.counts.all())
+        return num_tokens == len(self.drawing_seqs) == len(self.seqs) and bool(self.counts.all())
 
     @property
     def computed(self) -> "Plan":
@@ -172,22 +172,22 @@ class Plan:
         if len(places) == len(self.seqs):
             return self
         seqs, draws = [self.seqs[place] for place in places.tolist()], self.draws[places]
-        drawing = [seq for seq, each in zip(seqs, draws.tolist(), strict=True) if each]
+        drawing_seqs = [seq for seq, flag in zip(seqs, draws.tolist(), strict=True) if flag]
         rows, starts, counts = self.rows[places], self.starts[places], self.counts[places]
-        return Plan(seqs, rows, starts, counts, drawing, draws)
+        return Plan(seqs, rows, starts, counts, drawing_seqs, draws)
 
     def with_forks(self, forks: dict[int, list[Sequence]], copies: list[tuple[int, int]]) -> "Plan":
         """Return the plan with forks behind some of its places."""
         seqs = [
-            each for place, seq in enumerate(self.seqs) for each in (seq, *forks.get(place, ()))
+            member for place, seq in enumerate(self.seqs) for member in (seq, *forks.get(place, ()))
         ]
-        behind = [place + 1 for place, some in forks.items() for _ in some]
-        new = [seq for some in forks.values() for seq in some]
+        behind = [place + 1 for place, followers in forks.items() for _ in followers]
+        new = [seq for followers in forks.values() for seq in followers]
         rows = np.insert(self.rows, behind, [seq.row for seq in new])
         starts = np.insert(self.starts, behind, [seq.num_prompt for seq in new])
         counts, draws = np.insert(self.counts, behind, 0), np.insert(self.draws, behind, True)
-        drawing = [seqs[place] for place in np.flatnonzero(draws).tolist()]
-        return Plan(seqs, rows, starts, counts, drawing, draws, copies)
+        drawing_seqs = [seqs[place] for place in np.flatnonzero(draws).tolist()]
+        return Plan(seqs, rows, starts, counts, drawing_seqs, draws, copies)
 
     def forks(self) -> list[tuple[int, int]]:
         """Return the places of slices without tokens, each with that of the slice it goes on."""
@@ -204,5 +204,5 @@ class Plan:
         return Plan(seqs, rows, starts, counts, seqs, self.draws[places])
 
     def of_drawing(self, column: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the entries of a column that belong to the sequences in `drawing`."""
-        return column if len(self.drawing) == len(self.seqs) else column[self.draws]
+        """Return the entries of a column that belong to the sequences in `drawing_seqs`."""
+        return column if len(self.drawing_seqs) == len(self.seqs) else column[self.draws]
