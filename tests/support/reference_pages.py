@@ -21,8 +21,8 @@ from penstock.gateway.metrics.metrics import Metrics  # noqa: E402
 from penstock.gateway.process import settings as gateway  # noqa: E402
 from penstock.schemas.params.sampling import SamplingParams  # noqa: E402
 from penstock.schemas.process.start import Settings  # noqa: E402
-from penstock.worker.external.dialect import DIALECTS, UNKNOWN  # noqa: E402
-from penstock.worker.external.vllm_engine import UNSUPPORTED as VLLM_LACKS  # noqa: E402
+from penstock.worker.external.dialect import DIALECTS, FALLBACK  # noqa: E402
+from penstock.worker.external.vllm_engine import UNSUPPORTED_FIELDS as VLLM_LACKS  # noqa: E402
 from penstock.worker.process.settings import WorkerSettings  # noqa: E402
 
 COMMANDS: dict[str, type[Settings]] = {
@@ -165,7 +165,7 @@ ENGINES = {
     "`openai`: vLLM, Penstock": DIALECTS["vllm"],
     "SGLang": DIALECTS["sglang"],
     "llama.cpp": DIALECTS["llamacpp"],
-    "any other": UNKNOWN,
+    "any other": FALLBACK,
 }
 STRUCTURES = ("json", "regex", "choice", "grammar")
 EVERYWHERE = {  # done above the engine, or by every server

@@ -26,12 +26,12 @@ class Continuation:
     """The tokens of one sequence, over all requests for it.
 
     max_tokens  the most in the whole completion
-    made        its tokens so far
+    token_ids   of the completion so far
     """
 
     addition: AddSequence
     max_tokens: int
-    made: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     _at: int = 0  # the place in the completion of the request's next token
 
     @classmethod
@@ -49,12 +49,12 @@ class Continuation:
 
     def begin(self, again: bool) -> None:
         """Begin a request: from the start of the completion, or after what is made of it."""
-        self._at = 0 if again else len(self.made)
+        self._at = 0 if again else len(self.token_ids)
 
     @property
     def prompt(self) -> list[int]:
         """Return the prompt of the request that was begun."""
-        return self.addition.prompt + self.made[: self._at]
+        return self.addition.prompt + self.token_ids[: self._at]
 
     @property
     def num_left(self) -> int:
@@ -77,22 +77,22 @@ class Continuation:
             return None
         if not addition.choice and not self._at:
             return addition.params.seed % _SEEDS
-        told = f"{addition.seed}:{addition.choice}:{self._at}".encode()
-        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "big") % _SEEDS
+        key = f"{addition.seed}:{addition.choice}:{self._at}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") % _SEEDS
 
     def take(self, token_ids: Sequence[int]) -> int:
         """Add what the request made, and return how many of its first tokens were known.
 
         Raises Diverged where they are others than those known.
         """
-        known = self.made[self._at : self._at + len(token_ids)]
-        if list(token_ids[: len(known)]) != known:
+        prefix = self.token_ids[self._at : self._at + len(token_ids)]
+        if list(token_ids[: len(prefix)]) != prefix:
             raise Diverged
         self._at += len(token_ids)
-        self.made += token_ids[len(known) :]
-        return len(known)
+        self.token_ids += token_ids[len(prefix) :]
+        return len(prefix)
 
     @property
     def is_behind(self) -> bool:
         """Return whether the request has not come as far as an earlier one did."""
-        return self._at < len(self.made)
+        return self._at < len(self.token_ids)

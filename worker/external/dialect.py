@@ -41,13 +41,13 @@ class Dialect:
 
     params      fields of SamplingParams that it obeys, with its names for them
     structures  kinds of structured output that it obeys
-    fixed       what every request says beside them
+    constants   what every request says beside them
     tells       how a chunk of its stream tells tokens
     """
 
     params: Mapping[str, str]
     structures: tuple[str, ...] = ()
-    fixed: Mapping[str, int] = field(default_factory=dict)
+    constants: Mapping[str, int] = field(default_factory=dict)
     tells: Tells = "text"
     salt: str | None = None
     has_logprobs: bool = False
@@ -55,35 +55,35 @@ class Dialect:
     @property
     def unsupported(self) -> frozenset[str]:
         """Return the fields of SamplingParams that the server would not obey."""
-        known = self.params.keys() | _ABOVE
+        fields = self.params.keys() | _ABOVE
         if self.has_logprobs:
-            known |= {"logprobs"}
+            fields |= {"logprobs"}
         if self.tells != "text":
-            known |= {"stop_token_ids"}  # it is seen, and the request ended
-        names = SamplingParams.model_fields.keys() - known - {"structured_outputs"}
-        missing = (each for each in get_args(ConstraintKind) if each not in self.structures)
-        return frozenset(names) | {f"structured_outputs.{each}" for each in missing}
+            fields |= {"stop_token_ids"}  # it is seen, and the request ended
+        names = SamplingParams.model_fields.keys() - fields - {"structured_outputs"}
+        kinds = (kind for kind in get_args(ConstraintKind) if kind not in self.structures)
+        return frozenset(names) | {f"structured_outputs.{kind}" for kind in kinds}
 
-    def asked(self, model: str, seq: Continuation, prompt: JsonValue) -> dict[str, JsonValue]:
+    def body(self, model: str, seq: Continuation, prompt: JsonValue) -> dict[str, JsonValue]:
         """Return the body of the request that was begun."""
         params = seq.addition.params
-        given: dict[str, JsonValue] = {
-            theirs: getattr(params, ours)
-            for ours, theirs in self.params.items()
-            if ours not in _LEFT_OUT or getattr(params, ours)
+        options: dict[str, JsonValue] = {
+            alias: getattr(params, name)
+            for name, alias in self.params.items()
+            if name not in _LEFT_OUT or getattr(params, name)
         }
         if "min_tokens" in self.params:
-            given[self.params["min_tokens"]] = seq.min_left
+            options[self.params["min_tokens"]] = seq.min_left
         if seq.seed is not None:
-            given["seed"] = seq.seed
+            options["seed"] = seq.seed
         if params.logprobs is not None:
-            given["logprobs"] = max(params.logprobs, self.fixed.get("logprobs", 0))
+            options["logprobs"] = max(params.logprobs, self.constants.get("logprobs", 0))
         if params.structured_outputs is not None:
-            given["structured_outputs"] = params.structured_outputs.as_vllm_has_it()
+            options["structured_outputs"] = params.structured_outputs.as_vllm_has_it()
         if self.salt and seq.addition.cache_salt:
-            given[self.salt] = seq.addition.cache_salt.hex()
+            options[self.salt] = seq.addition.cache_salt.hex()
         own: dict[str, JsonValue] = {"model": model, "prompt": prompt, "max_tokens": seq.num_left}
-        return {**self.fixed, **given, **own, "stream": True}
+        return {**self.constants, **options, **own, "stream": True}
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -117,7 +117,7 @@ DIALECTS: Mapping[str, Dialect] = {
         has_logprobs=True,
     ),
 }  # fmt: skip
-UNKNOWN = Dialect(_same(*_OPENAI), (), {"return_token_ids": True})
+FALLBACK = Dialect(_same(*_OPENAI), (), {"return_token_ids": True})
 
 
 class Candidate(msgspec.Struct, gc=False):
@@ -154,22 +154,24 @@ class Answer(msgspec.Struct, gc=False):
         if self.token_ids is not None:
             return self.token_ids
         if self.logprobs is not None and self.logprobs.content is not None:
-            return [drawn.id for drawn in self.logprobs.content]
+            return [token.id for token in self.logprobs.content]
         return None
 
     def drawn_logprobs(self, num_top: int) -> list[Logprob] | None:
         """Return the log probabilities of the chunk's tokens. Raises ValueError for others."""
-        told = self.logprobs
-        if told is None:
+        logprobs = self.logprobs
+        if logprobs is None:
             return None
-        if told.content is not None:
-            return [_logprob(each, num_top) for each in told.content]
-        if told.tokens is None or told.token_logprobs is None:
+        if logprobs.content is not None:
+            return [_logprob(token, num_top) for token in logprobs.content]
+        if logprobs.tokens is None or logprobs.token_logprobs is None:
             return None
-        tops = told.top_logprobs or [None] * len(told.tokens)
+        tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
         return [
             _logprob(Drawn(_id(token), _number(value), _candidates(top or {})), num_top)
-            for token, value, top in zip(told.tokens, told.token_logprobs, tops, strict=True)
+            for token, value, top in zip(
+                logprobs.tokens, logprobs.token_logprobs, tops, strict=True
+            )
         ]
 
 
@@ -182,11 +184,9 @@ def _candidates(top: Mapping[str, float | None]) -> list[Candidate]:
     return [Candidate(_id(token), _number(value)) for token, value in top.items()]
 
 
-def _logprob(drawn: Drawn, num_top: int) -> Logprob:
-    best = sorted(drawn.top_logprobs, key=lambda each: -each.logprob)[:num_top]
-    return Logprob(
-        drawn.id, drawn.logprob, [each.id for each in best], [each.logprob for each in best]
-    )
+def _logprob(token: Drawn, num_top: int) -> Logprob:
+    best = sorted(token.top_logprobs, key=lambda candidate: -candidate.logprob)[:num_top]
+    return Logprob(token.id, token.logprob, [top.id for top in best], [top.logprob for top in best])
 
 
 def _id(token: str) -> int:

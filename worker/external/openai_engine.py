@@ -34,7 +34,7 @@ _TOLD_EVERY_S = 30.0
 @dataclass(slots=True)
 class _Counted:
     num_prompt: int
-    num_made: int
+    num_completion: int
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class OpenAIEngine(AnyEngine):
         return self.mailbox.drain(self._carry_out)
 
     def load(self) -> Load:
-        held = sum(self._num_blocks(seq) for seq in self._seqs.values())
-        return Load(held, self.requests.num_waiting)
+        num_blocks = sum(self._num_blocks(seq) for seq in self._seqs.values())
+        return Load(num_blocks, self.requests.num_waiting)
 
     def stats(self) -> Stats:
         stats = self._stats
@@ -95,14 +95,14 @@ class OpenAIEngine(AnyEngine):
         seq = self._seqs.get(output.seq_id)
         if seq is None:
             return None  # it was cancelled
-        seq.num_made += len(output.token_ids)
+        seq.num_completion += len(output.token_ids)
         self._stats.generation_tokens += len(output.token_ids)
         if output.finish_reason is not None or output.error is not None:
             del self._seqs[output.seq_id]
         return output
 
     def _num_blocks(self, seq: _Counted) -> int:
-        return -(-(seq.num_prompt + seq.num_made) // self.limits.block_size)
+        return -(-(seq.num_prompt + seq.num_completion) // self.limits.block_size)
 
 
 def load_openai_engine(settings: WorkerSettings) -> OpenAIEngine:
@@ -153,17 +153,17 @@ def _limits(
     settings: WorkerSettings, shape: ModelShape, fitness: Fitness, num_servers: int
 ) -> EngineLimits:
     most = fitness.max_model_len or shape.max_model_len
-    asked = settings.max_model_len
-    if asked is None and most is None:
-        wanted = "max_model_len: the server does not tell its own; give it"
-        raise InvalidJob(wanted, "max_model_len")
-    if asked is not None and fitness.max_model_len is not None and asked > fitness.max_model_len:
+    limit = settings.max_model_len
+    if limit is None and most is None:
+        why = "max_model_len: the server does not tell its own; give it"
+        raise InvalidJob(why, "max_model_len")
+    if limit is not None and fitness.max_model_len is not None and limit > fitness.max_model_len:
         raise Refused(
-            f"max_model_len: {asked} tokens; the server takes {fitness.max_model_len}; ask for no "
+            f"max_model_len: {limit} tokens; the server takes {fitness.max_model_len}; ask for no "
             "more",
             "max_model_len",
         )
-    length = asked or most or 0
+    length = limit or most or 0
     max_num_seqs = settings.max_num_seqs * num_servers
     return EngineLimits(
         max_model_len=length,

@@ -57,7 +57,7 @@ class Requests:
         self._speller = speller
         self._post = post
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()  # room or a server came
+        self._change = asyncio.Event()  # room or a server came
         self.num_waiting = 0
 
     def begin(self, addition: AddSequence) -> None:
@@ -85,23 +85,23 @@ class Requests:
                 self._lose(server, "it does not answer")
             return
         try:
-            found = await server.examine(self._fitness.model, self._fitness.token_id)
+            fitness = await server.examine(self._fitness.model, self._fitness.token_id)
         except (Unready, Refused) as error:
             log.debug("server %s is not used: %s", server.http.base_url, error)
             return
-        if why := self._fitness.differs(found, self._limits.max_model_len):
+        if why := self._fitness.differs(fitness, self._limits.max_model_len):
             log.warning("server %s is not used: %s", server.http.base_url, why)
             return
         log.info("server %s is used", server.http.base_url)
-        server.fitness = found
-        self._changed.set()
+        server.fitness = fitness
+        self._change.set()
 
     def _lose(self, server: RemoteServer, why: str) -> None:
         if server.fitness is None:
             return  # it is known
         server.fitness = None
         log.warning("server %s is lost: %s", server.http.base_url, why)
-        if server.num_running or not any(each.fitness for each in self._servers):
+        if server.num_running or not any(peer.fitness for peer in self._servers):
             self._post(ServerLost(f"engine_url: {server.http.base_url} is lost: {why}"))
 
     @contextmanager
@@ -117,54 +117,54 @@ class Requests:
         """Wait for room at a server, and keep it."""
         with self._waiting():
             while (server := self._freest()) is None:
-                self._changed.clear()
-                await self._changed.wait()
+                self._change.clear()
+                await self._change.wait()
         server.num_running += 1
         try:
             yield server
         finally:
             server.num_running -= 1
-            self._changed.set()
+            self._change.set()
 
     def _freest(self) -> RemoteServer | None:
         free = [
-            each
-            for each in self._servers
-            if each.fitness is not None and each.num_running < self._most_running
+            server
+            for server in self._servers
+            if server.fitness is not None and server.num_running < self._most_running
         ]
-        return min(free, key=lambda each: each.num_running, default=None)
+        return min(free, key=lambda server: server.num_running, default=None)
 
     async def _run(self, addition: AddSequence) -> None:
         """Ask until the sequence has ended, or nothing can go on here."""
         seq, num_breaks = Continuation.of(addition, self._limits), 0
         again = self._fitness.dialect.tells != "text" and not seq.can_go_on
         while True:
-            num_made = len(seq.made)
+            num_tokens = len(seq.token_ids)
             try:
                 async with self._seat() as server:
                     try:
                         await self._ask(server, seq, again)
                         return
-                    except Broken as broken:
+                    except Broken as failure:
                         if not await server.is_alive():
-                            self._lose(server, str(broken))
+                            self._lose(server, str(failure))
                             return
                         raise
             except ServerBusy as busy:
                 with self._waiting():
                     await asyncio.sleep(busy.retry_after_s)
-            except Broken as broken:
-                num_breaks = 1 if len(seq.made) > num_made else num_breaks + 1
-                log.warning("request of %s broke: %s", addition.seq_id, broken)
+            except Broken as failure:
+                num_breaks = 1 if len(seq.token_ids) > num_tokens else num_breaks + 1
+                log.warning("request of %s broke: %s", addition.seq_id, failure)
                 if num_breaks == _MOST_BREAKS:
-                    self._post(ServerLost(f"{num_breaks} requests broke in turn: {broken}"))
+                    self._post(ServerLost(f"{num_breaks} requests broke in turn: {failure}"))
                     return
                 await asyncio.sleep(_BREAK_S)
             except Diverged:
                 again = False
                 if addition.params.structured_outputs is not None:
                     job_id = addition.seq_id.partition(":")[0]
-                    error = StreamDiverged(job_id, len(seq.made))
+                    error = StreamDiverged(job_id, len(seq.token_ids))
                     self._post(Output(addition.seq_id, [], error=error.body()))
                     return
                 log.warning("request of %s gave other tokens; it goes on", addition.seq_id)
@@ -179,7 +179,7 @@ class Requests:
         fitness = server.fitness or self._fitness
         seq.begin(again)
         prompt: JsonValue = [*seq.prompt] if fitness.takes_ids else self._speller.text(seq.prompt)
-        body = fitness.dialect.asked(fitness.model, seq, prompt)
+        body = fitness.dialect.body(fitness.model, seq, prompt)
         await server.complete(body, lambda answer: self._take(answer, seq, fitness.dialect.tells))
 
     def _take(self, answer: Answer, seq: Continuation, tells: Tells) -> bool:
@@ -195,15 +195,15 @@ class Requests:
             if token_id in params.stop_token_ids and number > seq.min_left:
                 token_ids, finish, reason = token_ids[:number], "stop", token_id
                 break
-        num_known = seq.take(token_ids)
+        num_repeats = seq.take(token_ids)
         if finish is None and not seq.num_left:
             finish = "length"
         if finish is not None and seq.is_behind:
             raise Diverged
-        new = token_ids[num_known:]
+        new = token_ids[num_repeats:]
         if new or finish is not None:
-            told = logprobs[num_known : len(token_ids)] if logprobs is not None else None
-            self._post(Output(seq.addition.seq_id, new, told, finish, reason))
+            new_logprobs = logprobs[num_repeats : len(token_ids)] if logprobs is not None else None
+            self._post(Output(seq.addition.seq_id, new, new_logprobs, finish, reason))
         return finish is not None
 
     def _ids(self, answer: Answer, tells: Tells) -> list[int]:
@@ -228,12 +228,12 @@ def _logprobs(answer: Answer, params: SamplingParams, num_tokens: int) -> list[L
     if params.logprobs is None:
         return None
     try:
-        told = answer.drawn_logprobs(params.logprobs) or []
+        logprobs = answer.drawn_logprobs(params.logprobs) or []
     except ValueError as error:
         raise Broken(f"log probabilities cannot be read: {error}") from None
-    if len(told) < num_tokens:
+    if len(logprobs) < num_tokens:
         raise Broken("tokens came without their log probabilities")
-    return told
+    return logprobs
 
 
 def _server_end(answer: Answer, params: SamplingParams) -> tuple[FinishReason | None, int | None]:
@@ -242,6 +242,6 @@ def _server_end(answer: Answer, params: SamplingParams) -> tuple[FinishReason | 
         return None, None
     if answer.finish_reason not in _ENDS:
         raise Broken(f"the server ended the answer: {answer.finish_reason}")
-    told = answer.stop_reason  # a server may tell an end token of its own here
-    reason = told if isinstance(told, int) and told in params.stop_token_ids else None
+    stop = answer.stop_reason  # a server may tell an end token of its own here
+    reason = stop if isinstance(stop, int) and stop in params.stop_token_ids else None
     return _ENDS[answer.finish_reason], reason

@@ -16,12 +16,12 @@ from penstock.schemas.network.event_stream import (
     Said,
     exchange,
 )
-from penstock.worker.external.dialect import DIALECTS, UNKNOWN, Answer, CompletionChunk, Dialect
+from penstock.worker.external.dialect import DIALECTS, FALLBACK, Answer, CompletionChunk, Dialect
 
 _LOOK_S = 5.0  # at most, for a server to say that it lives
 _PROBE_S = 120.0  # for a first token; a server may compile something for it
 _DONE = b"[DONE]"
-_REFUSED = "connection refused"
+_REFUSAL = "connection refused"
 
 
 class Unready(Exception):
@@ -76,12 +76,12 @@ class Fitness:
     max_model_len: int | None
     token_id: int  # the token that it was tried with
 
-    def differs(self, other: "Fitness", max_model_len: int) -> str | None:
+    def differs(self, peer: "Fitness", max_model_len: int) -> str | None:
         """Return why the other server cannot stand beside this one, or None where it can."""
-        if other.dialect != self.dialect or other.takes_ids != self.takes_ids:
-            return f"it is of {other.kind} and acts otherwise than the first, of {self.kind}"
-        if (other.max_model_len or max_model_len) < max_model_len:
-            return f"it takes {other.max_model_len} tokens, the first {max_model_len}"
+        if peer.dialect != self.dialect or peer.takes_ids != self.takes_ids:
+            return f"it is of {peer.kind} and acts otherwise than the first, of {self.kind}"
+        if (peer.max_model_len or max_model_len) < max_model_len:
+            return f"it takes {peer.max_model_len} tokens, the first {max_model_len}"
         return None
 
 
@@ -105,23 +105,23 @@ class RemoteServer:
 
         It is asked for one token after `token_id`.
         """
-        served = await self._chosen(model)
-        kind = served.owned_by if served.owned_by in DIALECTS else "unknown"
-        dialect = DIALECTS.get(kind, UNKNOWN)
-        fixed: dict[str, JsonValue] = {**dialect.fixed, "model": served.id, "max_tokens": 1}
-        fixed |= {"temperature": 0, "stream": True}
+        entry = await self._chosen(model)
+        kind = entry.owned_by if entry.owned_by in DIALECTS else "unknown"
+        dialect = DIALECTS.get(kind, FALLBACK)
+        body: dict[str, JsonValue] = {**dialect.constants, "model": entry.id, "max_tokens": 1}
+        body |= {"temperature": 0, "stream": True}
         takes_ids = True
         try:
-            answers = await self._probe({**fixed, "prompt": [token_id]})
+            answers = await self._probe({**body, "prompt": [token_id]})
         except Refused:
             takes_ids = False
-            answers = await self._probe({**fixed, "prompt": "1"})
-        tells_ids = takes_ids and any(each.drawn_ids() for each in answers)
+            answers = await self._probe({**body, "prompt": "1"})
+        tells_ids = takes_ids and any(answer.drawn_ids() for answer in answers)
         if dialect.tells != "text" and not tells_ids:
             raise Refused(f"engine_url: {self.http.base_url} is of {kind} and tells no token ids")
         if tells_ids and dialect.tells == "text":
             dialect = replace(dialect, tells="token_ids")
-        return Fitness(served.id, kind, dialect, takes_ids, served.length, token_id)
+        return Fitness(entry.id, kind, dialect, takes_ids, entry.length, token_id)
 
     async def is_alive(self) -> bool:
         """Return whether the server answers, or has sent something of late.
@@ -143,7 +143,7 @@ class RemoteServer:
             self._health = "/v1/models"
             return True  # it answers
         except Unready as error:
-            return _REFUSED not in str(error).lower() and now - self.heard_s < self._silent_s
+            return _REFUSAL not in str(error).lower() and now - self.heard_s < self._silent_s
         return True
 
     async def complete(self, body: Mapping[str, JsonValue], take: Callable[[Answer], bool]) -> None:
@@ -154,8 +154,8 @@ class RemoteServer:
         request = self.http.http("POST", "/v1/completions", json.dumps(body).encode())
         reader = _Completion(request, self, take)
         error = await exchange(self.http, reader, None)
-        if reader.raised is not None:
-            raise reader.raised
+        if reader.failure is not None:
+            raise reader.failure
         if reader.is_done and reader.has_ended:
             return
         if reader.status in (400, 413, 422):
@@ -168,18 +168,18 @@ class RemoteServer:
         text = await self._get("/v1/models")
         url = self.http.url("/v1/models")
         try:
-            served = msgspec.json.decode(text, type=_Listed).data
+            models = msgspec.json.decode(text, type=_Listed).data
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             why = f"engine_url: {url} is no list of models: {error}"
             raise Refused(why, "engine_url") from None
-        names = ", ".join(each.id for each in served) or "no model"
-        if model is None and len(served) == 1:
-            return served[0]
+        names = ", ".join(entry.id for entry in models) or "no model"
+        if model is None and len(models) == 1:
+            return models[0]
         if model is None:
             raise Refused(f"engine_model: {url} lists {names}; say which one it is", "engine_model")
-        for each in served:
-            if each.id == model:
-                return each
+        for entry in models:
+            if entry.id == model:
+                return entry
         raise Refused(f"engine_model: {url} lists {names}, not {model!r}", "engine_model")
 
     async def _probe(self, body: dict[str, JsonValue]) -> list[Answer]:
@@ -204,12 +204,12 @@ class RemoteServer:
         error = await exchange(self.http, reader, self._look_s)
         if not error:
             return reader.page
-        said = f"{self.http.url(endpoint)} answers {reader.status}"
+        sentence = f"{self.http.url(endpoint)} answers {reader.status}"
         if reader.status in (401, 403):
-            raise Refused(f"engine_api_key: {said}", "engine_api_key")
+            raise Refused(f"engine_api_key: {sentence}", "engine_api_key")
         if 300 <= reader.status < 500:
-            raise Refused(f"engine_url: {said}; give the URL that has /v1 below it")
-        raise Unready(said if reader.status >= 500 else f"{self.http.base_url}: {error}")
+            raise Refused(f"engine_url: {sentence}; give the URL that has /v1 below it")
+        raise Unready(sentence if reader.status >= 500 else f"{self.http.base_url}: {error}")
 
 
 _decode = msgspec.json.Decoder(CompletionChunk).decode
@@ -225,7 +225,7 @@ class _Completion(EventReader):
         self._server = server
         self._take = take
         self.has_ended = False
-        self.raised: Exception | None = None
+        self.failure: Exception | None = None
 
     def take(self, event_id: str, event: bytes) -> None:
         self._server.heard_s = asyncio.get_running_loop().time()
@@ -242,18 +242,18 @@ class _Completion(EventReader):
                 self.has_ended = self._take(answer)
         except Exception as error:
             is_nonsense = isinstance(error, msgspec.MsgspecError | UnicodeDecodeError)
-            self.raised = Broken(f"an event cannot be read: {error}") if is_nonsense else error
+            self.failure = Broken(f"an event cannot be read: {error}") if is_nonsense else error
             self.fail(str(error))
         if self.has_ended:
             self.is_done = True
             self._end()
 
 
-def _failure(told: Said | str) -> Exception:
+def _failure(error: Said | str) -> Exception:
     """Return what an error in an answer is: a refusal of the job, if its code says so."""
-    if isinstance(told, Said) and told.code in (400, 413, 422, "400", "413", "422"):
-        return Refused(f"the engine's server refused the job: {told.message}")
-    return Broken(told if isinstance(told, str) else told.message)
+    if isinstance(error, Said) and error.code in (400, 413, 422, "400", "413", "422"):
+        return Refused(f"the engine's server refused the job: {error.message}")
+    return Broken(error if isinstance(error, str) else error.message)
 
 
 def _seconds(retry_after: str) -> float:

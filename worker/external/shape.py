@@ -35,6 +35,6 @@ def model_shape(folder: Path) -> ModelShape:
         return ModelShape(vocab_size, length if isinstance(length, int) else None, enders)
 
 
-def _ids(found: JsonValue) -> frozenset[int]:
-    listed = found if isinstance(found, list) else [found]
-    return frozenset(each for each in listed if isinstance(each, int))
+def _ids(value: JsonValue) -> frozenset[int]:
+    values = value if isinstance(value, list) else [value]
+    return frozenset(token_id for token_id in values if isinstance(token_id, int))

@@ -25,16 +25,16 @@ class Speller:
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a text, at each place the longest. Raises ValueError."""
-        spelled, at, found = text.encode(), 0, []
-        while at < len(spelled):
-            for end in range(min(len(spelled), at + self._longest), at, -1):
-                if (token_id := self._ids.get(spelled[at:end])) is not None:
-                    found.append(token_id)
+        raw, at, token_ids = text.encode(), 0, []
+        while at < len(raw):
+            for end in range(min(len(raw), at + self._longest), at, -1):
+                if (token_id := self._ids.get(raw[at:end])) is not None:
+                    token_ids.append(token_id)
                     at = end
                     break
             else:
-                raise ValueError(f"byte {spelled[at]} is no token of this model")
-        return found
+                raise ValueError(f"byte {raw[at]} is no token of this model")
+        return token_ids
 
     def text(self, token_ids: list[int]) -> str:
         """Return the text of a prompt and what follows it, as a server is to read it.

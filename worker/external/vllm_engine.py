@@ -31,7 +31,7 @@ _SAME = (
     "ignore_eos", "logprobs",
 )  # fmt: skip
 # Of a word that another worker's completion began vLLM would not see the beginning.
-UNSUPPORTED = frozenset(
+UNSUPPORTED_FIELDS = frozenset(
     {
         "best_of", "use_beam_search", "length_penalty", "early_stopping",
         "bad_words", "logprob_token_ids", "prompt_logprobs", "thinking_token_budget",
@@ -43,7 +43,7 @@ UNSUPPORTED = frozenset(
 )  # fmt: skip
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 # Settings that are vLLM's arguments too, given where they are not as usual.
-PASSED_ON = frozenset(name for name, obeyed in facts(EngineConfig, Obeyed).items() if obeyed.vllm)
+PASSED_ON = frozenset(name for name, fact in facts(EngineConfig, Obeyed).items() if fact.vllm)
 _OF_SETTINGS = PASSED_ON | {"model", "tokenizer"}
 
 
@@ -140,8 +140,10 @@ class VllmEngine(AnyEngine):
         outputs = self.mailbox.drain(self._carry_out)
         if self._seqs:
             if self.note_plan is not None:  # its slices are vLLM's own affair
-                self.note_plan([(seq_id, 0, len(seq.made)) for seq_id, seq in self._seqs.items()])
-            notes = [self._note(made) for made in self.vllm.step()]
+                self.note_plan(
+                    [(seq_id, 0, len(seq.token_ids)) for seq_id, seq in self._seqs.items()]
+                )
+            notes = [self._note(result) for result in self.vllm.step()]
             outputs += [output for output in notes if output is not None]
             self._stats.num_steps += 1
         if not self._seqs:
@@ -179,38 +181,40 @@ class VllmEngine(AnyEngine):
                 priority=addition.priority,
             )
         except self.refusals as error:  # what only its own checks find, such as a bad grammar
-            said = " ".join(str(error).split())
-            refusal = InvalidJob(f"vLLM refused the job: {said:.300}")
+            reason = " ".join(str(error).split())
+            refusal = InvalidJob(f"vLLM refused the job: {reason:.300}")
             return Output(addition.seq_id, [], error=refusal.body())
         self._seqs[addition.seq_id] = seq
         return None
 
-    def _note(self, made: Made) -> Output | None:
-        seq = self._seqs.get(made.request_id)
+    def _note(self, result: Made) -> Output | None:
+        seq = self._seqs.get(result.request_id)
         if seq is None:
             return None
-        [choice] = made.outputs
+        [choice] = result.outputs
         params, token_ids = seq.addition.params, [*choice.token_ids]
         if choice.finish_reason not in (None, *_ENDS):
             raise EngineFailed(f"vLLM ended a request: {choice.finish_reason}")
         try:
-            num_known = seq.take(token_ids)
+            num_repeats = seq.take(token_ids)
             if choice.finish_reason is not None and seq.is_behind:
                 raise Diverged
         except Diverged:
             return self._go_on(seq)
         finish, reason = _ENDS.get(choice.finish_reason or ""), choice.stop_reason
         if finish is not None:
-            del self._seqs[made.request_id]
-        self._stats.generation_tokens += len(token_ids) - num_known
-        if num_known == len(token_ids) and finish is None:
+            del self._seqs[result.request_id]
+        self._stats.generation_tokens += len(token_ids) - num_repeats
+        if num_repeats == len(token_ids) and finish is None:
             return None
-        told = None
+        logprobs = None
         if params.logprobs is not None and choice.logprobs is not None:
-            told = _logprobs(token_ids, choice.logprobs, params.logprobs)[num_known:]
+            logprobs = _logprobs(token_ids, choice.logprobs, params.logprobs)[num_repeats:]
         stop_id = reason if isinstance(reason, int) and reason in params.stop_token_ids else None
-        cached = made.num_cached_tokens or 0
-        return Output(made.request_id, token_ids[num_known:], told, finish, stop_id, cached)
+        num_cached = result.num_cached_tokens or 0
+        return Output(
+            result.request_id, token_ids[num_repeats:], logprobs, finish, stop_id, num_cached
+        )
 
     def _go_on(self, seq: Continuation) -> Output | None:
         """Go on from the tokens that are known, which the request did not give again."""
@@ -218,7 +222,7 @@ class VllmEngine(AnyEngine):
         del self._seqs[seq_id]
         self.vllm.abort_request([seq_id])
         if seq.addition.params.structured_outputs is not None:
-            error = StreamDiverged(seq_id.partition(":")[0], len(seq.made))
+            error = StreamDiverged(seq_id.partition(":")[0], len(seq.token_ids))
             return Output(seq_id, [], error=error.body())
         log.warning("request of %s gave other tokens; it goes on", seq_id)
         return self._begin(seq, again=False)
@@ -258,7 +262,7 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
         block_size=config.cache_config.block_size,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         eos_token_ids=shape.eos_token_ids,
-        unsupported_fields=UNSUPPORTED,
+        unsupported_fields=UNSUPPORTED_FIELDS,
     )
 
     def params_of(seq: Continuation) -> object:
@@ -278,21 +282,21 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
             output_kind=RequestOutputKind.DELTA,
         )
 
-    ours = VllmEngine(
+    wrapper = VllmEngine(
         limits,
         engine,
         lambda prompt: engine.renderer.render_cmpl([prompt])[0],
         params_of,
         (ValueError, VLLMClientError),
     )
-    stats = ours.stats()
+    stats = wrapper.stats()
     stats.num_blocks, stats.block_size = limits.num_blocks, limits.block_size
     stats.max_num_batched_tokens = config.scheduler_config.max_num_batched_tokens
     engine.logger_manager = StepRecorder(stats)
-    return ours
+    return wrapper
 
 
-def _arguments(settings: WorkerSettings, folder: str, known: frozenset[str]) -> dict[str, object]:
+def _arguments(settings: WorkerSettings, folder: str, names: frozenset[str]) -> dict[str, object]:
     """Return the arguments of vLLM's engine. Raises InvalidJob for those that are none."""
     if "hf_token" in settings.engine_args:
         why = "engine_args: hf_token has no effect, since vLLM is given a folder; set HF_TOKEN"
@@ -303,8 +307,8 @@ def _arguments(settings: WorkerSettings, folder: str, known: frozenset[str]) -> 
             raise InvalidJob(
                 f"engine_args: {name} is a setting of its own: --{flag}", "engine_args"
             )
-        if name not in known:
-            near = ", ".join(get_close_matches(name, known, 2)) or "nothing that is near"
+        if name not in names:
+            near = ", ".join(get_close_matches(name, names, 2)) or "nothing that is near"
             why = f"engine_args: {name!r} is no argument of vLLM's engine; it has {near}"
             raise InvalidJob(why, "engine_args")
     return {
@@ -324,11 +328,11 @@ def _structure(params: SamplingParams, make: Callable[..., object]) -> object | 
 
 
 def _logprobs(
-    token_ids: list[int], told: list[dict[int, ToldLogprob]], num_top: int
+    token_ids: list[int], tops: list[dict[int, ToldLogprob]], num_top: int
 ) -> list[Logprob]:
-    found = []
-    for token_id, of_token in zip(token_ids, told, strict=True):
+    logprobs = []
+    for token_id, of_token in zip(token_ids, tops, strict=True):
         best = sorted(of_token.items(), key=lambda item: -item[1].logprob)[:num_top]
-        ids, values = [each for each, _ in best], [each.logprob for _, each in best]
-        found.append(Logprob(token_id, of_token[token_id].logprob, ids, values))
-    return found
+        ids, values = [top_id for top_id, _ in best], [entry.logprob for _, entry in best]
+        logprobs.append(Logprob(token_id, of_token[token_id].logprob, ids, values))
+    return logprobs

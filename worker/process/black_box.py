@@ -65,13 +65,13 @@ class Ring:
 
     def records(self) -> list[bytes]:
         """Return the records, oldest first."""
-        found = {}
+        slots = {}
         for at in range(0, self._num_slots * self._slot_bytes, self._slot_bytes):
             number, size = self._HEADER.unpack_from(self._memory, at)
             body = at + self._HEADER.size
             if number:
-                found[number] = self._memory[body : body + size]
-        return [found[number] for number in sorted(found)]
+                slots[number] = self._memory[body : body + size]
+        return [slots[number] for number in sorted(slots)]
 
 
 class Recorder:
@@ -82,14 +82,14 @@ class Recorder:
 
     def note_plan(self, plan: Sequence[PlanRow]) -> None:
         """Note a step's plan, before the step is computed. 256 sequences cost about 20 us."""
-        told = {
+        summary = {
             "time_s": time.time(),
             "num_seqs": len(plan),
             "num_tokens": sum(row[1] for row in plan),
         }
-        record = msgspec.json.encode(told | {"seqs": plan[:_MOST_ROWS]})
+        record = msgspec.json.encode(summary | {"seqs": plan[:_MOST_ROWS]})
         if not self._steps.write(record):
-            self._steps.write(msgspec.json.encode(told))
+            self._steps.write(msgspec.json.encode(summary))
 
     def note_command(self, command: Command) -> None:
         match command:

@@ -72,8 +72,8 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
     if defaults := dict(load_generation(settings).defaults):
         places[GENERATION], values["generation"] = "generation", defaults
     always = [getattr(settings, places.pop(place)) for place in range(_NUM_ALWAYS)]
-    others = [name for _, name in sorted(places.items()) if name in values]
-    return (*always, *((name, json.dumps(values[name], sort_keys=True)) for name in others))
+    names = [name for _, name in sorted(places.items()) if name in values]
+    return (*always, *((name, json.dumps(values[name], sort_keys=True)) for name in names))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -103,7 +103,7 @@ def _tensors(file: int) -> Iterator[tuple[int, int]]:
     yield 8, length
     try:
         header = json.loads(os.pread(file, length, 8))
-        ends = [each["data_offsets"] for name, each in header.items() if name != "__metadata__"]
+        ends = [tensor["data_offsets"] for name, tensor in header.items() if name != "__metadata__"]
     except (ValueError, TypeError, KeyError, AttributeError):
         return
     for start, end in ends:

@@ -273,13 +273,13 @@ def receive_text(end: socket.socket) -> str:
 
 
 def _exactly(end: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
+    data = b""
+    while len(data) < size:
         try:
-            part = end.recv(size - len(received))
+            part = end.recv(size - len(data))
         except OSError as error:
             raise Closed from error
         if not part:
             raise Closed
-        received += part
-    return received
+        data += part
+    return data

@@ -10,28 +10,28 @@ _NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory"
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
+def loading(name: str) -> Iterator[None]:
     """Turn any failure in this context into InvalidJob: another try would fail in the same way."""
     try:
         yield
     except PenstockError:
         raise
     except ModelError as error:
-        said = " ".join(str(error).split())
-        raise InvalidJob(f"{error.setting}: {said}", error.setting) from error
+        why = " ".join(str(error).split())
+        raise InvalidJob(f"{error.setting}: {why}", error.setting) from error
     except BaseException as error:
         if not is_failure(error):
             raise
-        raise InvalidJob(f"model: {what} cannot be loaded: {_told(error)}", "model") from error
+        raise InvalidJob(f"model: {name} cannot be loaded: {_told(error)}", "model") from error
 
 
 def _told(error: BaseException) -> str:
-    said = reason(error)
-    if isinstance(error, MemoryError) or any(each in said for each in _NO_MEMORY):
+    why = reason(error)
+    if isinstance(error, MemoryError) or any(phrase in why for phrase in _NO_MEMORY):
         return (
-            f"memory does not suffice ({said}); take a smaller model or fewer bits (quantization), "
+            f"memory does not suffice ({why}); take a smaller model or fewer bits (quantization), "
             "or give less to kv_cache_memory_bytes or gpu_memory_utilization"
         )
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; make it readable for this user"
-    return f"{type(error).__name__}: {said}"
+    return f"{type(error).__name__}: {why}"

@@ -28,29 +28,29 @@ def model_folder(
             raise InvalidJob(f"revision: {name!r} is a folder, which has none", "revision")
         return folder if is_here else BUNDLED_MODEL
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        known = f"neither a folder nor a name like org/model; {BUNDLED_MODEL.name} is bundled"
-        raise InvalidJob(f"{param}: {name!r} is {known}", param)
+        hint = f"neither a folder nor a name like org/model; {BUNDLED_MODEL.name} is bundled"
+        raise InvalidJob(f"{param}: {name!r} is {hint}", param)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.jinja", "*.model"]
-    wanted += ["*.safetensors"] * with_weights + ["*.py"] * with_code
+    patterns = ["*.json", "*.jinja", "*.model"]
+    patterns += ["*.safetensors"] * with_weights + ["*.py"] * with_code
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise InvalidJob(f"{param}: {name!r} could not be fetched: {said}", param) from error
+        message = " ".join(str(error).split())
+        raise InvalidJob(f"{param}: {name!r} could not be fetched: {message}", param) from error
 
 
-def given_template(given: str | None) -> str | None:
+def given_template(template: str | None) -> str | None:
     """Return the chat template that a setting gives: the text of a file, or the setting itself.
 
     Raises InvalidJob where it is neither.
     """
-    if given is None or "{" in given or "\n" in given:
-        return given
+    if template is None or "{" in template or "\n" in template:
+        return template
     try:
-        return Path(given).expanduser().read_text()
+        return Path(template).expanduser().read_text()
     except (OSError, RuntimeError, ValueError) as error:
-        why = f"chat_template: {given!r} is neither a file nor a template: {error}"
+        why = f"chat_template: {template!r} is neither a file nor a template: {error}"
         raise InvalidJob(why, "chat_template") from error

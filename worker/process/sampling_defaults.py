@@ -26,15 +26,15 @@ class Generation:
 
         A search of beams has none: it draws nothing, and ranks by the model's own probabilities.
         """
-        missing = self.defaults.keys() - params.given()
-        if not missing or params.use_beam_search:
+        names = self.defaults.keys() - params.given()
+        if not names or params.use_beam_search:
             return params
-        return params.model_copy(update={name: self.defaults[name] for name in missing})
+        return params.model_copy(update={name: self.defaults[name] for name in names})
 
-    def without(self, unsupported: frozenset[str]) -> "Generation":
+    def without(self, unsupported_fields: frozenset[str]) -> "Generation":
         """Return the defaults that an engine obeys; what it does not obey can only be its own."""
-        left = self.defaults.keys() - unsupported
-        return Generation({name: self.defaults[name] for name in left})
+        names = self.defaults.keys() - unsupported_fields
+        return Generation({name: self.defaults[name] for name in names})
 
 
 def load_generation(settings: WorkerSettings) -> Generation:
@@ -43,13 +43,15 @@ def load_generation(settings: WorkerSettings) -> Generation:
     They come from the model's folder, another folder or nowhere; values that the settings override
     go before them. Raises InvalidJob that names what is wrong.
     """
-    found = _from_folder(settings) | settings.override_generation_config
+    values = _from_folder(settings) | settings.override_generation_config
     defaults = {
-        name: value for name, value in found.items() if name in MODEL_DEFAULTS and value is not None
+        name: value
+        for name, value in values.items()
+        if name in MODEL_DEFAULTS and value is not None
     }
-    if unknown := settings.override_generation_config.keys() - MODEL_DEFAULTS:
+    if extras := settings.override_generation_config.keys() - MODEL_DEFAULTS:
         raise InvalidJob(
-            f"override_generation_config: {', '.join(sorted(unknown))} cannot be given; known are "
+            f"override_generation_config: {', '.join(sorted(extras))} cannot be given; known are "
             f"{', '.join(sorted(MODEL_DEFAULTS))}",
             "override_generation_config",
         )

@@ -159,46 +159,44 @@ class WorkerSettings(SchedulingSettings, ModelSettings):
 
     @field_validator("*")
     @classmethod
-    def means_something_to_the_engine(cls, given: object, others: ValidationInfo) -> object:
-        name, engine = others.field_name or "", others.data.get("engine", "native")
-        obeyed = facts(cls, Obeyed).get(name)
-        obeys = engine == "native" or obeyed is None or obeyed.by(engine)
-        if not obeys and given != usual(cls, name):
+    def means_something_to_the_engine(cls, value: object, info: ValidationInfo) -> object:
+        name, engine = info.field_name or "", info.data.get("engine", "native")
+        fact = facts(cls, Obeyed).get(name)
+        obeys = engine == "native" or fact is None or fact.by(engine)
+        if not obeys and value != usual(cls, name):
             raise ValueError(f"--engine {engine} does not obey it; leave it out")
-        return given
+        return value
 
     @field_validator("engine_url")
     @classmethod
-    def is_given_for_servers(cls, given: list[str], others: ValidationInfo) -> list[str]:
-        engine = others.data.get("engine")
-        if engine == "openai" and not given:
+    def is_given_for_servers(cls, urls: list[str], info: ValidationInfo) -> list[str]:
+        engine = info.data.get("engine")
+        if engine == "openai" and not urls:
             raise ValueError("--engine openai needs the URL of a server")
-        if engine != "openai" and given:
+        if engine != "openai" and urls:
             raise ValueError("only --engine openai asks servers")
-        for url in given:
+        for url in urls:
             if not is_http_url(url):
                 raise ValueError(f"{url!r} is no http:// or https:// URL")
             if "@" in urlsplit(url).netloc:
                 raise ValueError("a name and password in it have no effect; use engine_api_key")
-        return given
+        return urls
 
     @field_validator("engine_args")
     @classmethod
     def is_given_for_vllm(
-        cls, given: dict[str, JsonValue], others: ValidationInfo
+        cls, args: dict[str, JsonValue], info: ValidationInfo
     ) -> dict[str, JsonValue]:
-        if given and others.data.get("engine") != "vllm":
+        if args and info.data.get("engine") != "vllm":
             raise ValueError("only --engine vllm takes such arguments")
-        return given
+        return args
 
     @field_validator("kv_events_config")
     @classmethod
-    def has_a_cache_to_tell_of(
-        cls, given: KvEventsConfig, others: ValidationInfo
-    ) -> KvEventsConfig:
-        if given.enable_kv_cache_events and not others.data.get("enable_prefix_caching", True):
+    def has_a_cache_to_tell_of(cls, config: KvEventsConfig, info: ValidationInfo) -> KvEventsConfig:
+        if config.enable_kv_cache_events and not info.data.get("enable_prefix_caching", True):
             raise ValueError("it tells of the prefix cache, which enable_prefix_caching turns off")
-        return given
+        return config
 
     @property
     def kv_events(self) -> KvEventsConfig | None:
@@ -244,12 +242,12 @@ class WorkerSettings(SchedulingSettings, ModelSettings):
             "num_gpu_blocks_override": str(self.num_gpu_blocks_override),
         }
 
-    def cache_salt(self, tenant: str, asked: str | None) -> bytes:
+    def cache_salt(self, tenant: str, salt: str | None) -> bytes:
         """Return the salt that keeps a tenant's cached blocks apart from those of others.
 
         A salt that a job asks for is mixed in, and never counts alone.
         """
-        secret = f"{len(tenant)}:{tenant}{asked or ''}".encode()
+        secret = f"{len(tenant)}:{tenant}{salt or ''}".encode()
         return hashlib.blake2b(
             secret, key=self.cache_salt_secret.encode()[:64], digest_size=16
         ).digest()
