@@ -49,8 +49,8 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
 def _refuse_unheard(settings: WorkerSettings, kind: str, name_of_kind: str) -> None:
     """Raise InvalidJob for a setting that would have no effect on a model of this kind."""
     values = unusual(settings)
-    for name, obeyed in facts(type(settings), Obeyed).items():
-        if name in values and not obeyed.by(kind) and values[name] not in obeyed.neutral:
+    for name, fact in facts(type(settings), Obeyed).items():
+        if name in values and not fact.by(kind) and values[name] not in fact.neutral:
             raise InvalidJob(f"{name}: {name_of_kind} does not obey it; leave it out", name)
 
 

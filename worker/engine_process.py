@@ -70,7 +70,7 @@ class EngineLoop:
         self._stats = replace(engine.stats())
         self._stats_taken_s = 0.0
         self._num_commands = 0  # commands given to the engine so far
-        self._told = Load(), 0  # the load and the number of commands last sent
+        self._last_report = Load(), 0  # the load and the number of commands last sent
         self._step_s = 0.0  # what a step takes of late
 
     def run(self, when_closed: Callable[[], None] = lambda: None) -> None:
@@ -116,11 +116,11 @@ class EngineLoop:
 
         The I/O side goes by these numbers, so they must be true also after a step without outputs.
         """
-        told = self._engine.load(), num_commands
+        report = self._engine.load(), num_commands
         changes = [] if self._changes is None else self._changes.take()
-        if outputs or changes or told != self._told:
-            self._told = told
-            self._io.send(Step(outputs, *told, self._step_s, changes))
+        if outputs or changes or report != self._last_report:
+            self._last_report = report
+            self._io.send(Step(outputs, *report, self._step_s, changes))
 
     def _note_step_s(self, seconds: float) -> None:
         self._step_s += (seconds - self._step_s) * (_STEP_WEIGHT if self._step_s else 1)

@@ -114,8 +114,10 @@ class _Request:
             _completion_output(index, self.completions[at]) for index, at in enumerate(places)
         ]
         scores = self.completions[0].prompt_logprobs
-        scored = None if scores is None else [None, *scores[1:]]
-        return RequestOutput(self.prompt, self.prompt_ids, outputs, self.num_cached, scored)
+        prompt_logprobs = None if scores is None else [None, *scores[1:]]
+        return RequestOutput(
+            self.prompt, self.prompt_ids, outputs, self.num_cached, prompt_logprobs
+        )
 
     def _mean(self, choice: int) -> float:
         return mean_logprob(self.totals[choice], len(self.completions[choice].token_ids))
@@ -129,8 +131,8 @@ class LLM:
     """
 
     def __init__(self, model: str, **settings: object) -> None:
-        if unknown := settings.keys() - WorkerSettings.model_fields.keys():
-            raise InvalidJob(f"{', '.join(sorted(unknown))}: no such setting", min(unknown))
+        if extras := settings.keys() - WorkerSettings.model_fields.keys():
+            raise InvalidJob(f"{', '.join(sorted(extras))}: no such setting", min(extras))
         try:
             # Unlike a worker's, these come from the call alone, not from the environment.
             self._settings = WorkerSettings.model_validate({"model": str(model), **settings})
@@ -176,13 +178,13 @@ class LLM:
         A prompt is a text, a list of token ids, or a mapping with the text under "prompt" or the
         ids under "prompt_token_ids".
         """
-        several = _several_prompts(prompts)
+        prompt_list = _several_prompts(prompts)
         requests = []
-        for place, (prompt, params) in enumerate(self._with_params(several, sampling_params)):
+        for place, (prompt, params) in enumerate(self._with_params(prompt_list, sampling_params)):
             with _noted(place):
-                text, given = _read(prompt)
+                text, token_ids = _read(prompt)
                 room = self._engine.limits.prompt_room(params)
-                ids = self._text.prompt_ids(given if text is None else text, params, room)
+                ids = self._text.prompt_ids(token_ids if text is None else text, params, room)
                 refuse_budget(params)
                 form = AnswerForm(None, params.structured_outputs)
                 requests.append(self._request(text, ids, params, form))
@@ -200,8 +202,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, as the model's own template writes them."""
         requests = []
-        several = _several_conversations(messages)
-        for place, (conversation, params) in enumerate(self._with_params(several, sampling_params)):
+        conversations = _several_conversations(messages)
+        for place, (conversation, params) in enumerate(
+            self._with_params(conversations, sampling_params)
+        ):
             with _noted(place):
                 try:
                     chat = Chat(
@@ -226,8 +230,8 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Return the embedding of one prompt or of each of several."""
-        made = self._pooled(_texts_or_ids(prompts), "embed", pooling_params, use_tqdm)
-        return [PoolingRequestOutput(ids, EmbeddingOutput(numbers)) for ids, numbers in made]
+        results = self._pooled(_texts_or_ids(prompts), "embed", pooling_params, use_tqdm)
+        return [PoolingRequestOutput(ids, EmbeddingOutput(numbers)) for ids, numbers in results]
 
     def classify(
         self,
@@ -237,8 +241,10 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Return the probabilities of one prompt's labels, or of each of several prompts'."""
-        made = self._pooled(_texts_or_ids(prompts), "classify", pooling_params, use_tqdm)
-        return [PoolingRequestOutput(ids, ClassificationOutput(numbers)) for ids, numbers in made]
+        results = self._pooled(_texts_or_ids(prompts), "classify", pooling_params, use_tqdm)
+        return [
+            PoolingRequestOutput(ids, ClassificationOutput(numbers)) for ids, numbers in results
+        ]
 
     def score(
         self,
@@ -249,61 +255,61 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """Return how well each text of `data_2` goes with the one of `data_1`, or with its own."""
-        queries, texts = ([each] if isinstance(each, str) else each for each in (data_1, data_2))
+        queries, texts = ([data] if isinstance(data, str) else data for data in (data_1, data_2))
         if len(queries) not in (1, len(texts)):
             raise InvalidJob(f"data_1: give one text, or {len(texts)}, one for each", "data_1")
-        asked = (pooling_params or PoolingParams()).model_copy(update={"queries": queries})
-        made = self._pooled(texts, "score", asked, use_tqdm)
-        return [PoolingRequestOutput(ids, ScoringOutput(numbers[0])) for ids, numbers in made]
+        params = (pooling_params or PoolingParams()).model_copy(update={"queries": queries})
+        results = self._pooled(texts, "score", params, use_tqdm)
+        return [PoolingRequestOutput(ids, ScoringOutput(numbers[0])) for ids, numbers in results]
 
     def _pooled(
         self,
         prompts: Sequence[Prompt],
         task: PoolingTask,
-        asked: PoolingParams | None,
+        params: PoolingParams | None,
         use_tqdm: bool,
     ) -> list[tuple[list[int], list[float]]]:
         """Return the ids and the numbers of each prompt, in their order."""
-        asked = (asked or PoolingParams()).model_copy(update={"task": task})
-        inputs = read_inputs(self._text, prompts, asked, self._engine.limits)
-        asked, none = asked.model_copy(update={"queries": []}), SamplingParams()
-        places, made = dict[str, int](), dict[int, list[float]]()
+        params = (params or PoolingParams()).model_copy(update={"task": task})
+        inputs = read_inputs(self._text, prompts, params, self._engine.limits)
+        params, sampling = params.model_copy(update={"queries": []}), SamplingParams()
+        places, vectors = dict[str, int](), dict[int, list[float]]()
         for place, (ids, split) in enumerate(inputs):
             seq_id = str(next(self._numbers))
             places[seq_id] = place
-            self._engine.add(AddSequence(seq_id, ids, none, pooling=asked, split=split))
+            self._engine.add(AddSequence(seq_id, ids, sampling, pooling=params, split=split))
         try:
             with Progress(len(inputs), use_tqdm) as progress:
-                while len(made) < len(inputs):
+                while len(vectors) < len(inputs):
                     self._engine.wait(_WAIT_S)
                     for output in self._engine.step():
                         if output.error is not None:
                             raise _error(output.error)
                         if output.seq_id in places:
-                            made[places[output.seq_id]] = floats_of(output.vector or b"")
+                            vectors[places[output.seq_id]] = floats_of(output.vector or b"")
                             progress.note(1, 1)
         finally:
             for seq_id, place in places.items():
-                if place not in made:
+                if place not in vectors:
                     self._engine.cancel(seq_id)
-        return [(ids, made[place]) for place, (ids, _) in enumerate(inputs)]
+        return [(ids, vectors[place]) for place, (ids, _) in enumerate(inputs)]
 
     def _with_params(
-        self, several: list[Asked], params: AnyParams
+        self, prompts: list[Asked], params: AnyParams
     ) -> list[tuple[Asked, SamplingParams]]:
         """Return each prompt with its parameters.
 
         Parameters that are given count as they are; the model's defaults are not added to them.
         """
         if params is None or isinstance(params, SamplingParams):
-            one = self.get_default_sampling_params() if params is None else params
-            return [(each, one) for each in several]
-        if len(params) != len(several):
+            common = self.get_default_sampling_params() if params is None else params
+            return [(prompt, common) for prompt in prompts]
+        if len(params) != len(prompts):
             raise InvalidJob(
-                f"sampling_params: {len(params)} for {len(several)} prompts; give one, or one each",
+                f"sampling_params: {len(params)} for {len(prompts)} prompts; give one, or one each",
                 "sampling_params",
             )
-        return list(zip(several, params, strict=True))
+        return list(zip(prompts, params, strict=True))
 
     def _request(
         self,
@@ -343,11 +349,11 @@ class LLM:
         seed = request.params.seed
         seed = secrets.randbits(63) if seed is None else seed
         words = self._text.word_ids(request.params)
-        params, drawn = request.params, request.params.num_sequences
-        if drawn > params.n:
-            params, request.totals = with_logprobs(params), dict.fromkeys(range(drawn), 0.0)
-        group = f"{next(self._numbers)}" if drawn > 1 else ""
-        for choice in range(drawn):
+        params, num_seqs = request.params, request.params.num_sequences
+        if num_seqs > params.n:
+            params, request.totals = with_logprobs(params), dict.fromkeys(range(num_seqs), 0.0)
+        group = f"{next(self._numbers)}" if num_seqs > 1 else ""
+        for choice in range(num_seqs):
             seq_id = str(next(self._numbers))
             running[seq_id] = request, choice
             self._engine.add(
@@ -373,15 +379,15 @@ class LLM:
         completion = request.completions[choice]
         piece = completion.take(output)
         if request.totals:
-            kept = (output.logprobs or [])[: len(piece.token_ids)]
-            request.totals[choice] += sum(each.logprob for each in kept)
+            logprobs = (output.logprobs or [])[: len(piece.token_ids)]
+            request.totals[choice] += sum(logprob.logprob for logprob in logprobs)
         if choice == 0:
             request.num_cached = output.num_cached
         if completion.is_finished:
             del running[output.seq_id]
             if output.finish_reason is None:  # a stop string ended it
                 self._engine.cancel(output.seq_id)
-        is_done = completion.is_finished and all(each.is_finished for each in request.completions)
+        is_done = completion.is_finished and all(peer.is_finished for peer in request.completions)
         progress.note(len(output.token_ids), int(is_done))
 
 
@@ -404,24 +410,28 @@ def _collecting_little() -> Iterator[None]:
 def _several_prompts(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    ids = [each for each in prompts if isinstance(each, int)]
+    ids = [token_id for token_id in prompts if isinstance(token_id, int)]
     if ids and len(ids) == len(prompts):
         return [ids]
-    return [each for each in prompts if not isinstance(each, int)]
+    return [prompt for prompt in prompts if not isinstance(prompt, int)]
 
 
 def _texts_or_ids(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
     """Return prompts of all forms as texts and lists of ids. An empty text is one, too."""
-    several = _several_prompts(prompts)
-    read = [("", []) if prompt == "" else _read(prompt) for prompt in several]
+    prompt_list = _several_prompts(prompts)
+    read = [("", []) if prompt == "" else _read(prompt) for prompt in prompt_list]
     return [ids if text is None else text for text, ids in read]
 
 
 def _several_conversations(
     messages: list[Message] | list[list[Message]],
 ) -> list[list[Message]]:
-    one = [each for each in messages if isinstance(each, dict)]
-    return [one] if one or not messages else [each for each in messages if isinstance(each, list)]
+    single = [message for message in messages if isinstance(message, dict)]
+    return (
+        [single]
+        if single or not messages
+        else [chat for chat in messages if isinstance(chat, list)]
+    )
 
 
 def _read(prompt: AnyPrompt) -> tuple[str | None, list[int]]:
@@ -429,13 +439,13 @@ def _read(prompt: AnyPrompt) -> tuple[str | None, list[int]]:
     if not prompt:
         raise InvalidJob("prompt: it is empty; give at least one token", "prompt")
     if isinstance(prompt, Mapping):
-        found = [prompt[key] for key in ("prompt_token_ids", "prompt") if key in prompt]
-        if not found:
+        values = [prompt[key] for key in ("prompt_token_ids", "prompt") if key in prompt]
+        if not values:
             raise InvalidJob('prompt: give "prompt" or "prompt_token_ids"', "prompt")
-        return _read(found[0])
+        return _read(values[0])
     if isinstance(prompt, str):
         return prompt, []
-    if not all(isinstance(each, int) for each in prompt):
+    if not all(isinstance(token_id, int) for token_id in prompt):
         raise InvalidJob("prompt: give a text or a list of token ids", "prompt")
     return None, list(prompt)
 

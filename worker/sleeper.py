@@ -187,9 +187,9 @@ class _Changes(BlockChanges):
 def _added(past: Stats, now: Stats) -> Stats:
     """Return the gauges as of now, and the counters of all engines together."""
     whole = {
-        each.name: getattr(past, each.name) + getattr(now, each.name)
-        for each in fields(Stats)
-        if each.name not in _GAUGES | {"histograms", "is_asleep"}
+        field.name: getattr(past, field.name) + getattr(now, field.name)
+        for field in fields(Stats)
+        if field.name not in _GAUGES | {"histograms", "is_asleep"}
     }
     dumps = {
         name: [sum(pair) for pair in zip_longest(past.histograms.get(name, ()), dump, fillvalue=0)]

@@ -49,7 +49,7 @@ class ActiveJob:
     Raises StreamDiverged for a log that contradicts itself.
     """
 
-    started: Started
+    attempt: Started
     prompts: list[list[int]]
     completions: Sequence[Completion | Pooled | TextChoice]
     deltas: list[Delta] = field(default_factory=list)
@@ -68,18 +68,18 @@ class ActiveJob:
     _checksum: int = EMPTY
 
     def __post_init__(self) -> None:
-        self.deltas = list(self.started.log)
+        self.deltas = list(self.attempt.log)
         self.num_committed = len(self.deltas)
-        logged = Cursor(self.job.job_id, 0)
+        cursor = Cursor(self.job.job_id, 0)
         for delta in self.deltas:
-            logged.take(delta)
+            cursor.take(delta)
             self.completions[delta.index].replay(delta)
-        self._checksum = logged.checksum or EMPTY
+        self._checksum = cursor.checksum or EMPTY
         self._num_open = len(self.open_choices())
 
     @property
     def job(self) -> Job:
-        return self.started.job
+        return self.attempt.job
 
     @property
     def is_delayed(self) -> bool:
@@ -89,7 +89,7 @@ class ActiveJob:
     @property
     def submitted_ns(self) -> int:
         """Return when it was submitted, as unix time by this machine's clock."""
-        return self.times.started_ns - self.started.waited_ms * 1_000_000
+        return self.times.started_ns - self.attempt.waited_ms * 1_000_000
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -103,7 +103,7 @@ class ActiveJob:
     @property
     def has_passed_trial(self) -> bool:
         """Return whether enough is logged to clear a suspect; True for a job that is none."""
-        trial = self.started.trial
+        trial = self.attempt.trial
         if trial is None:
             return True
         return self.num_committed > 0 and self.deltas[self.num_committed - 1].end >= trial
@@ -117,34 +117,36 @@ class ActiveJob:
 
         So what an earlier attempt's sequence still sends is not taken for this one's.
         """
-        return f"{self.job.job_id}:{self.started.epoch}:{index}"
+        return f"{self.job.job_id}:{self.attempt.epoch}:{index}"
 
     def open_choices(self) -> list[int]:
-        return [index for index, each in enumerate(self.completions) if not each.is_finished]
+        return [
+            index for index, completion in enumerate(self.completions) if not completion.is_finished
+        ]
 
     def additions(self, cache_salt: bytes) -> list[AddSequence]:
         """Return a sequence for each choice that is not finished, with the ids drawn so far."""
         params, seed, pooling = self.sampling_params(), self.job.seed, self.job.pooling
-        drawn = params.num_sequences
+        num_sequences = params.num_sequences
         if pooling is not None:
             pooling = pooling.model_copy(update={"queries": []})  # they are in the prompts
         return [
             AddSequence(
                 seq_id=self.seq_id(index),
-                prompt=self.prompts[index // drawn],
+                prompt=self.prompts[index // num_sequences],
                 params=params,
                 seed=seed,
                 choice=index,
                 completion=self.drawn_ids(index),
                 cache_salt=cache_salt,
-                priority=_PRIORITIES[self.started.priority_class],
-                turn=self.started.turn,
+                priority=_PRIORITIES[self.attempt.priority_class],
+                turn=self.attempt.turn,
                 pooling=pooling,
                 split=self.splits[index] if self.splits else 0,
                 words=self.words,
-                group=self.seq_id(index - index % drawn) if drawn > 1 else "",
+                group=self.seq_id(index - index % num_sequences) if num_sequences > 1 else "",
                 owner=self.job.tenant,
-                weight=self.started.weight,
+                weight=self.attempt.weight,
             )
             for index in self.open_choices()
         ]
@@ -193,10 +195,10 @@ class ActiveJob:
 
     def _is_due(self, index: int) -> bool:
         """Return whether what waits of a choice is to be logged, as `stream_interval` says."""
-        held = len(self._pending[index].token_ids)
-        made = self.completions[index]
-        enough = held >= self.job.stream_interval or held == len(made.token_ids)
-        return enough or made.is_finished
+        num_held = len(self._pending[index].token_ids)
+        completion = self.completions[index]
+        enough = num_held >= self.job.stream_interval or num_held == len(completion.token_ids)
+        return enough or completion.is_finished
 
     def fail(self, state: Failure, error: ErrorBody) -> None:
         """End the job with an error; the first one wins."""
@@ -216,12 +218,12 @@ class ActiveJob:
         """Drop all tokens from a position on: the budget ends there. None of them is logged."""
         self.is_spent = True
         self._seal()
-        kept = [delta for delta in self.deltas if delta.end <= position]
-        beyond = self.deltas[len(kept) :]
-        self.deltas, self._checksum = kept, EMPTY
-        self.num_committed = min(self.num_committed, len(kept))
+        deltas = [delta for delta in self.deltas if delta.end <= position]
+        beyond = self.deltas[len(deltas) :]
+        self.deltas, self._checksum = deltas, EMPTY
+        self.num_committed = min(self.num_committed, len(deltas))
         self.completions = [completion.anew() for completion in self.completions]
-        for delta in kept:
+        for delta in deltas:
             self.completions[delta.index].replay(delta)
             self._checksum = roll(self._checksum, delta.index, delta.token_ids)
         if beyond and beyond[0].position < position:
@@ -231,8 +233,8 @@ class ActiveJob:
             self._pending[last.index] = completion.cut(last, count)
             self._seal()
         self._num_open = len(self.open_choices())
-        committed = self.deltas[self.num_committed - 1].end if self.num_committed else 0
-        self.num_behind = self.position - committed
+        log_end = self.deltas[self.num_committed - 1].end if self.num_committed else 0
+        self.num_behind = self.position - log_end
 
     def commit(self) -> Commit:
         """Return the deltas that are not logged yet.
@@ -242,11 +244,11 @@ class ActiveJob:
         if self.num_committed == len(self.deltas):
             self._seal()
         new = self.deltas[self.num_committed :]
-        if self.num_committed > len(self.started.log):
-            return Commit(self.job.job_id, self.started.epoch, new)
+        if self.num_committed > len(self.attempt.log):
+            return Commit(self.job.job_id, self.attempt.epoch, new)
         usage = self.usage()
         return Commit(
-            self.job.job_id, self.started.epoch, new, usage.prompt_tokens, usage.cached_tokens
+            self.job.job_id, self.attempt.epoch, new, usage.prompt_tokens, usage.cached_tokens
         )
 
     def note_committed(self, commit: Commit) -> None:
@@ -260,7 +262,7 @@ class ActiveJob:
         """Return what ends the job, with the deltas that are not logged yet."""
         self._seal()
         position, usage, checksum = self.position, self.usage(), self._checksum
-        if num_reasoning := sum(each.num_reasoning for each in self.completions):
+        if num_reasoning := sum(completion.num_reasoning for completion in self.completions):
             usage = usage.model_copy(update={"reasoning_tokens": num_reasoning})
         reason: FinishReason | None = "budget" if self.open_choices() else None
         end: Done | Failed = Done(
@@ -271,22 +273,22 @@ class ActiveJob:
             end = Failed(
                 position=position, state=state, error=error, usage=usage, checksum=checksum
             )
-        return Ending(self.job, self.started.epoch, self.deltas, self.num_committed, end)
+        return Ending(self.job, self.attempt.epoch, self.deltas, self.num_committed, end)
 
     def timing(self) -> Timing | None:
         """Return how long the job took, over all attempts; None for one without a token."""
-        started, times = self.started, self.times
-        first_ms: float | None = started.first_token_ms
+        attempt, times = self.attempt, self.times
+        first_ms: float | None = attempt.first_token_ms
         if first_ms is None and times.first_ns:
             first_ms = self._since_submission_ms(times.first_ns)
         if first_ms is None:
             return None
         last_ms = self._since_submission_ms(times.last_ns or time.time_ns())
         return Timing(
-            queue_ms=started.queued_ms,
-            prefill_ms=round(max(0, first_ms - started.queued_ms), 3),
+            queue_ms=attempt.queued_ms,
+            prefill_ms=round(max(0, first_ms - attempt.queued_ms), 3),
             decode_ms=round(max(0, last_ms - first_ms), 3),
-            num_attempts=started.epoch,
+            num_attempts=attempt.epoch,
         )
 
     def usage(self) -> Usage:
@@ -303,14 +305,17 @@ class ActiveJob:
 
     def _num_drawn(self) -> int:
         """Return the tokens drawn for the completions; each step of a search draws one a beam."""
-        lengths, params = [len(each.token_ids) for each in self.completions], self.job.params
+        lengths, params = (
+            [len(completion.token_ids) for completion in self.completions],
+            self.job.params,
+        )
         if not params.use_beam_search:
             return sum(lengths)
         firsts = range(0, len(lengths), params.n)
         return sum(max(lengths[at : at + params.n]) for at in firsts) * params.num_drawn
 
     def _since_submission_ms(self, moment_ns: int) -> float:
-        return self.started.waited_ms + (moment_ns - self.times.started_ns) / 1e6
+        return self.attempt.waited_ms + (moment_ns - self.times.started_ns) / 1e6
 
     def _seal(self) -> None:
         position = self.position

@@ -26,10 +26,10 @@ class BestOfJob(ActiveJob):
     _totals: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        drawn, n = self.job.params.num_drawn, self.job.params.n
+        num_drawn, n = self.job.params.num_drawn, self.job.params.n
         for first in self.completions[::n]:
             assert isinstance(first, Completion), "a vector has no candidates"
-            self.candidates += [first.anew() for _ in range(drawn)]
+            self.candidates += [first.anew() for _ in range(num_drawn)]
         ActiveJob.__post_init__(self)  # a dataclass with slots has no other super
 
     @property
@@ -42,8 +42,8 @@ class BestOfJob(ActiveJob):
     def open_choices(self) -> list[int]:
         return [
             index
-            for index, each in enumerate(self.candidates)
-            if not each.is_finished and not self._is_shown(index)
+            for index, candidate in enumerate(self.candidates)
+            if not candidate.is_finished and not self._is_shown(index)
         ]
 
     def sampling_params(self) -> SamplingParams:
@@ -57,31 +57,35 @@ class BestOfJob(ActiveJob):
         if candidate.is_finished or self.failure is not None or self.is_spent:
             return False
         piece = candidate.take(output)
-        known = self._pieces.get(index)
-        self._pieces[index] = known.joined(piece) if known else piece
-        kept = (output.logprobs or [])[: len(piece.token_ids)]
-        self._totals[index] = self._totals.get(index, 0.0) + sum(each.logprob for each in kept)
+        pending = self._pieces.get(index)
+        self._pieces[index] = pending.joined(piece) if pending else piece
+        logprobs = (output.logprobs or [])[: len(piece.token_ids)]
+        self._totals[index] = self._totals.get(index, 0.0) + sum(
+            logprob.logprob for logprob in logprobs
+        )
         self._num_cached.setdefault(index, output.num_cached)
         if not self.times.first_ns:
             self.times.first_ns = time.time_ns()
         if piece.finish_reason is None:
             return False
         self._num_open -= 1
-        drawn = self.job.params.num_drawn
-        first = index - index % drawn
-        if all(each.is_finished for each in self.candidates[first : first + drawn]):
-            self._show(range(first, first + drawn))
+        num_drawn = self.job.params.num_drawn
+        first = index - index % num_drawn
+        if all(peer.is_finished for peer in self.candidates[first : first + num_drawn]):
+            self._show(range(first, first + num_drawn))
         return output.finish_reason is None
 
     def _num_drawn(self) -> int:
-        num_drawn = sum(len(each.token_ids) for each in self.candidates)
+        num_drawn = sum(len(candidate.token_ids) for candidate in self.candidates)
         return max(ActiveJob._num_drawn(self), num_drawn)
 
     def _is_shown(self, index: int) -> bool:
         """Return whether the answers to the candidate's prompt are in the log."""
         params = self.job.params
         first = index // params.num_drawn * params.n
-        return all(each.is_finished for each in self.completions[first : first + params.n])
+        return all(
+            completion.is_finished for completion in self.completions[first : first + params.n]
+        )
 
     def _show(self, places: range) -> None:
         """Make a prompt's completions of its likeliest candidates; of equal ones the first."""
@@ -91,11 +95,11 @@ class BestOfJob(ActiveJob):
 
         completions = list(self.completions)
         first = places.start // self.job.params.num_drawn * self.job.params.n
-        for shown, index in enumerate(sorted(places, key=rank)[: self.job.params.n], first):
-            if completions[shown].is_finished:  # an earlier attempt logged it
+        for choice, index in enumerate(sorted(places, key=rank)[: self.job.params.n], first):
+            if completions[choice].is_finished:  # an earlier attempt logged it
                 continue
-            completions[shown] = self.candidates[index]
-            self._pending[shown] = self._pieces[index]
+            completions[choice] = self.candidates[index]
+            self._pending[choice] = self._pieces[index]
             self.num_behind += len(self._pieces[index].token_ids)
         self.completions = completions
         self.behind_since_s = time.monotonic()

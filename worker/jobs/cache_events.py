@@ -32,7 +32,7 @@ class CacheEvents:
         self._block_size = block_size
         self._most_entries = most_entries
         self._blocks: dict[str, CachedBlock] = {}
-        self._untold: dict[str, CachedBlock | None] = {}  # None: it is gone
+        self._backlog: dict[str, CachedBlock | None] = {}  # None: it is gone
         self._is_changed = asyncio.Event()
         self._seq = 0  # number of the last entry
 
@@ -54,27 +54,27 @@ class CacheEvents:
         begins = True
         while True:
             if begins:
-                self._untold = dict(self._blocks)
+                self._backlog = dict(self._blocks)
             batch = self._next(begins)
             self._seq += not batch.is_empty
-            told = await self._tell(queue, worker, lease, batch)
-            if told == "lost":
+            status = await self._tell(queue, worker, lease, batch)
+            if status == "lost":
                 return
-            begins = told == "behind"
-            if not begins and not self._untold:
+            begins = status == "behind"
+            if not begins and not self._backlog:
                 self._is_changed.clear()
                 with suppress(TimeoutError):  # then it is renewed with the lease
                     await asyncio.wait_for(self._is_changed.wait(), lease.ttl_s / 3)
 
     def _note(self, block_hash: str, block: CachedBlock | None) -> None:
-        if block_hash in self._untold:  # it is the opposite, and both together are none
-            del self._untold[block_hash]
+        if block_hash in self._backlog:  # it is the opposite, and both together are none
+            del self._backlog[block_hash]
         else:
-            self._untold[block_hash] = block
+            self._backlog[block_hash] = block
 
     def _next(self, begins: bool) -> BlockBatch:
-        some = list(islice(self._untold, _MOST_CHANGES))
-        changes = {block_hash: self._untold.pop(block_hash) for block_hash in some}
+        hashes = list(islice(self._backlog, _MOST_CHANGES))
+        changes = {block_hash: self._backlog.pop(block_hash) for block_hash in hashes}
         return BlockBatch(
             begins,
             [block_hash for block_hash, block in changes.items() if block is None],

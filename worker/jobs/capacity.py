@@ -62,10 +62,10 @@ class Capacity:
         self._threshold = threshold
         self._is_settled = is_settled
         self._sequences: dict[str, AddSequence] = {}  # in the engine, by their ids
-        self._unseen: dict[str, float] = {}  # the same, with no token yet -> its blocks
+        self._new_blocks: dict[str, float] = {}  # the same, with no token yet -> its blocks
         self._num_batch = 0  # sequences of the class batch
-        self._num_asked = 0  # jobs that reads under way may yet bring
-        self._num_asked_batch = 0  # how many of these may be of the class batch
+        self._num_expected = 0  # jobs that reads under way may yet bring
+        self._num_expected_batch = 0  # how many of these may be of the class batch
         self._num_preparing = 0  # jobs read whose sequences have not entered
         self._num_preparing_batch = 0  # the same, of the class batch
         self._average_blocks = self._blocks(COMPLETION_TOKENS)
@@ -74,7 +74,7 @@ class Capacity:
         self._line: deque[object] = deque()  # readers that wait for room
         self._trial: str | None = None  # the suspect that runs alone
         self._reader: object | None = None  # the only one that may read
-        self._changed = asyncio.Event()
+        self._change = asyncio.Event()
 
     async def wait(self, reader: object) -> ReadRequest:
         """Wait for room and return what to read, at least one job.
@@ -87,13 +87,13 @@ class Capacity:
                 reader is (self._line[0] if self._reader is None else self._reader)
                 and (ask := self._ask())
             ):
-                self._changed.clear()
-                await self._changed.wait()
+                self._change.clear()
+                await self._change.wait()
         finally:
             self._line.remove(reader)
-            self._changed.set()  # for the next in line
-        self._num_asked += ask.count
-        self._num_asked_batch += ask.batch or 0
+            self._change.set()  # for the next in line
+        self._num_expected += ask.count
+        self._num_expected_batch += ask.batch or 0
         return ask
 
     async def until_free(self, most_s: float, or_preempts: bool = False) -> None:
@@ -104,14 +104,14 @@ class Capacity:
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 while not (self.free() or (or_preempts and self._preempts_for())):
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._change.clear()
+                    await self._change.wait()
 
     async def until_settled(self) -> None:
         """Return once the engine has carried out all that it was told; it may hang for ever."""
         while not self._is_settled():
-            self._changed.clear()
-            await self._changed.wait()
+            self._change.clear()
+            await self._change.wait()
 
     @property
     def is_used(self) -> bool:
@@ -138,14 +138,14 @@ class Capacity:
         """Note that a suspect passed its trial, or is gone. Does nothing for any other job."""
         if self._trial == job_id:
             self._trial = None
-            self._changed.set()
+            self._change.set()
 
     async def until_empty(self, reader: object) -> None:
         """Wait until nothing is in work; nobody but `reader` reads until it has read once."""
         self._reader = reader
         while self.is_used:
-            self._changed.clear()
-            await self._changed.wait()
+            self._change.clear()
+            await self._change.wait()
 
     def note_read(
         self, reader: object, ask: ReadRequest, num_read: int = 0, num_batch: int = 0
@@ -155,40 +155,40 @@ class Capacity:
         num_batch  how many of the jobs are known to be of the class `batch`
         """
         self._reader = None if self._reader is reader else self._reader
-        self._num_asked -= ask.count
-        self._num_asked_batch -= ask.batch or 0
+        self._num_expected -= ask.count
+        self._num_expected_batch -= ask.batch or 0
         self._num_preparing += num_read
         self._num_preparing_batch += num_batch
-        self._changed.set()
+        self._change.set()
 
     def note_prepared(self, is_batch: bool = False) -> None:
         """Note that a job that was read has put its sequences into the engine, or has none."""
         self._num_preparing -= 1
         self._num_preparing_batch -= is_batch
-        self._changed.set()
+        self._change.set()
 
     def enter(self, additions: Iterable[AddSequence]) -> None:
         for addition in additions:
-            given = len(addition.prompt) + len(addition.completion)
-            left = addition.params.max_tokens or COMPLETION_TOKENS
+            num_tokens = len(addition.prompt) + len(addition.completion)
+            max_tokens = addition.params.max_tokens or COMPLETION_TOKENS
             self._sequences[addition.seq_id] = addition
             self._num_batch += addition.priority == BATCH_PRIORITY
             if not addition.params.use_beam_search:  # a search shows nothing before its end
-                self._unseen[addition.seq_id] = self._blocks(given)
-            blocks = self._blocks(given + min(left, COMPLETION_TOKENS))
+                self._new_blocks[addition.seq_id] = self._blocks(num_tokens)
+            blocks = self._blocks(num_tokens + min(max_tokens, COMPLETION_TOKENS))
             self._average_blocks += _WEIGHT * (blocks - self._average_blocks)
 
     def leave(self, seq_id: str) -> None:
         addition = self._sequences.pop(seq_id, None)
         self._num_batch -= addition is not None and addition.priority == BATCH_PRIORITY
-        self._unseen.pop(seq_id, None)
-        self._changed.set()
+        self._new_blocks.pop(seq_id, None)
+        self._change.set()
 
     def note(self, step: Step) -> None:
         self._load, self._step_s = step.load, step.seconds
         for output in step.outputs:
-            self._unseen.pop(output.seq_id, None)
-        self._changed.set()
+            self._new_blocks.pop(output.seq_id, None)
+        self._change.set()
 
     def free(self) -> int:
         """Return the number of jobs for which there is room, if none of them is of a batch.
@@ -197,30 +197,36 @@ class Capacity:
         """
         batch = self._load.batch
         if batch is None:
-            return self._free_beside(len(self._sequences), self._load.num_held_blocks, self._unseen)
+            return self._free_beside(
+                len(self._sequences), self._load.num_held_blocks, self._new_blocks
+            )
         num_others = len(self._sequences) - self._num_batch
-        unseen = [each for each in self._unseen if self._priority(each) != BATCH_PRIORITY]
-        held = max(0, self._load.num_held_blocks - batch.num_blocks)
-        return self._free_beside(num_others, held, unseen, self._num_preparing_batch)
+        new_ids = [
+            seq_id for seq_id in self._new_blocks if self._priority(seq_id) != BATCH_PRIORITY
+        ]
+        num_held = max(0, self._load.num_held_blocks - batch.num_blocks)
+        return self._free_beside(num_others, num_held, new_ids, self._num_preparing_batch)
 
     def _free_beside(
-        self, num_seqs: int, num_held: int, unseen: Iterable[str], num_yielding: int = 0
+        self, num_seqs: int, num_held: int, new_ids: Iterable[str], num_yielding: int = 0
     ) -> int:
         """Return the room beside so many sequences and blocks.
 
-        unseen        the sequences whose blocks are not among these
+        new_ids       the sequences whose blocks are not among these
         num_yielding  how many of the jobs that come give way
         """
         if self._trial is not None:
             return 0
-        coming = self._num_asked + self._num_preparing - num_yielding
-        seqs = self._limits.max_num_seqs - num_seqs - coming
-        if not num_seqs and not coming:
+        num_coming = self._num_expected + self._num_preparing - num_yielding
+        seqs = self._limits.max_num_seqs - num_seqs - num_coming
+        if not num_seqs and not num_coming:
             return max(1, min(seqs, int(self._limits.num_blocks / self._average_blocks)))
         if self._load.num_waiting:
             return 0
-        blocks = self._limits.num_blocks - num_held - sum(map(self._unseen.__getitem__, unseen))
-        return max(0, min(seqs, int(blocks / self._average_blocks) - coming))
+        blocks = (
+            self._limits.num_blocks - num_held - sum(map(self._new_blocks.__getitem__, new_ids))
+        )
+        return max(0, min(seqs, int(blocks / self._average_blocks) - num_coming))
 
     def _free_for_batch(self) -> int | None:
         """Return the number of jobs of the class `batch` that have room; None: no bound."""
@@ -229,13 +235,13 @@ class Capacity:
             return None
         if batch.num_waiting:
             return 0
-        coming = self._num_asked_batch + self._num_preparing_batch
-        free = self._free_beside(len(self._sequences), self._load.num_held_blocks, self._unseen)
-        return max(0, min(free, batch.most_seqs - self._num_batch - coming))
+        num_coming = self._num_expected_batch + self._num_preparing_batch
+        free = self._free_beside(len(self._sequences), self._load.num_held_blocks, self._new_blocks)
+        return max(0, min(free, batch.most_seqs - self._num_batch - num_coming))
 
     def _ask(self) -> ReadRequest | None:
         if count := self.free():
-            share = (count + self._num_asked) // self._num_lanes
+            share = (count + self._num_expected) // self._num_lanes
             count, batch = min(count, max(1, share)), self._free_for_batch()
             return ReadRequest(count, batch=None if batch is None else min(batch, count))
         if down_to := self._preempts_for():
@@ -253,10 +259,10 @@ class Capacity:
             return None
         for priority, name in _CLASSES:
             least = priority + self._threshold
-            num_below = sum(each.priority >= least for each in self._sequences.values())
+            num_below = sum(seq.priority >= least for seq in self._sequences.values())
             if self._load.batch is not None:  # to these there is room
                 num_below -= self._num_batch
-            is_coming = any(self._priority(seq_id) <= priority for seq_id in self._unseen)
+            is_coming = any(self._priority(seq_id) <= priority for seq_id in self._new_blocks)
             if num_below > self._load.num_waiting and not is_coming:
                 return name
         return None
@@ -267,31 +273,29 @@ class Capacity:
         One job is read for such a row at a time, as for a class. All that wait in the engine are
         taken for those of the tenant with the most, so that nothing is read that would wait there.
         """
-        if self._load.batch is None or self._num_preparing or self._num_asked:
+        if self._load.batch is None or self._num_preparing or self._num_expected:
             return {}
-        found: dict[QueueClass, HeldRows] = {}
+        held_rows: dict[QueueClass, HeldRows] = {}
         for priority, name in _CLASSES:
             below = [
-                each
-                for each in self._sequences.values()
-                if priority <= each.priority < BATCH_PRIORITY
+                seq for seq in self._sequences.values() if priority <= seq.priority < BATCH_PRIORITY
             ]
             rows, weights = (
-                Counter(each.owner for each in below),
-                {each.owner: each.weight for each in below},
+                Counter(seq.owner for seq in below),
+                {seq.owner: seq.weight for seq in below},
             )
             most = max(rows, key=lambda owner: rows[owner] / weights[owner], default=None)
             if most is None or self._is_coming_beside(most):
                 continue
             rows[most] -= self._load.num_waiting
             if rows[most] > 1:
-                found[name] = HeldRows(most, weights[most], rows)
-        return found
+                held_rows[name] = HeldRows(most, weights[most], rows)
+        return held_rows
 
     def _is_coming_beside(self, owner: str) -> bool:
         """Return whether a sequence of another owner gave no token yet: perhaps it has no row."""
-        unseen = map(self._sequences.__getitem__, self._unseen)
-        return any(each.owner != owner and each.priority < BATCH_PRIORITY for each in unseen)
+        new_seqs = map(self._sequences.__getitem__, self._new_blocks)
+        return any(seq.owner != owner and seq.priority < BATCH_PRIORITY for seq in new_seqs)
 
     def _priority(self, seq_id: str) -> int:
         return self._sequences[seq_id].priority

@@ -59,29 +59,29 @@ class Intake:
     limits: EngineLimits
     generation: Generation
 
-    async def prepare(self, started: Started) -> ActiveJob:
+    async def prepare(self, attempt: Started) -> ActiveJob:
         """Return the job with its prompts as ids. Raises InvalidJob if it can never run."""
         times = Times(started_ns=time.time_ns())
-        params = self.generation.applied(started.job.params)
-        job = started.job.model_copy(update={"params": params})
+        params = self.generation.applied(attempt.job.params)
+        job = attempt.job.model_copy(update={"params": params})
         if job.text is not None:
-            return await self._prepare_text(started, times)
-        if started.priority_class == "text":
+            return await self._prepare_text(attempt, times)
+        if attempt.priority_class == "text":
             sentence = "text is for jobs of `text` alone; give high, normal or batch"
             raise InvalidJob(f"priority_class: {sentence}", "priority_class")
         if job.pooling is None and not self.limits.generates:
             raise UnsupportedTask("generate", self.limits.tasks)
         job.refuse_large_answer(self.limits.max_model_len)
-        started = replace(started, job=job)
+        attempt = replace(attempt, job=job)
         is_short = job.chat is None and job.guess_bytes() < _INLINE_CHARS
         if job.pooling is not None:
-            return await self._prepare_pooled(started, times, is_short)
+            return await self._prepare_pooled(attempt, times, is_short)
         prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)
         job.refuse_large_scores(prompts)
         job.refuse_many_ids(prompts)
-        if started.budget_left is not None:
-            self._check_budget(started, sum(map(len, prompts)), started.budget_left)
-            self._check_unshown(started, prompts, started.budget_left)
+        if attempt.budget_left is not None:
+            self._check_budget(attempt, sum(map(len, prompts)), attempt.budget_left)
+            self._check_unshown(attempt, prompts, attempt.budget_left)
         enders = self.limits.eos_token_ids
         form = (
             await asyncio.to_thread(self._form, job, prompts) if job.chat else self._form(job, [])
@@ -95,11 +95,11 @@ class Intake:
             for prompt, begins in zip(prompts, offsets, strict=True)
             for _ in range(job.params.n)
         ]
-        named = job.params.bad_words or job.params.dry_multiplier
-        words = await asyncio.to_thread(self.text.word_ids, job.params) if named else NO_WORDS
+        has_words = job.params.bad_words or job.params.dry_multiplier
+        words = await asyncio.to_thread(self.text.word_ids, job.params) if has_words else NO_WORDS
         kind = ActiveJob if job.params.num_sequences == job.params.n else BestOfJob
         return kind(
-            started,
+            attempt,
             prompts,
             completions,
             times=times,
@@ -114,76 +114,77 @@ class Intake:
         holds_tags = TAGS not in self.limits.unsupported_fields
         return self.text.answer_form(job.chat, prompts[0], job.params, holds_tags)
 
-    async def _prepare_text(self, started: Started, times: Times) -> ActiveJob:
+    async def _prepare_text(self, attempt: Started, times: Times) -> ActiveJob:
         """Return a job that is done: the tokenizer's answers are its choices."""
-        job = started.job
+        job = attempt.job
         choices = await asyncio.to_thread(text_choices, self.text, job, self.limits)
-        active = ActiveJob(started, [[] for _ in choices], choices, times=times)
+        active = ActiveJob(attempt, [[] for _ in choices], choices, times=times)
         for index in active.open_choices():
             active.take(index, DONE)
         return active
 
-    async def _prepare_pooled(self, started: Started, times: Times, is_short: bool) -> ActiveJob:
-        job = started.job
+    async def _prepare_pooled(self, attempt: Started, times: Times, is_short: bool) -> ActiveJob:
+        job = attempt.job
         assert job.pooling is not None
-        given = self.text, job.prompts, job.pooling, self.limits
-        inputs = read_inputs(*given) if is_short else await asyncio.to_thread(read_inputs, *given)
-        if started.budget_left is not None:
-            self._check_budget(started, sum(len(each.ids) for each in inputs), started.budget_left)
+        args = self.text, job.prompts, job.pooling, self.limits
+        inputs = read_inputs(*args) if is_short else await asyncio.to_thread(read_inputs, *args)
+        if attempt.budget_left is not None:
+            self._check_budget(attempt, sum(len(item.ids) for item in inputs), attempt.budget_left)
         assert self.limits.pooling is not None, "the inputs were read for it"
         is_class = self.limits.pooling.task_of(job.pooling) == "classify"
         labels = self.limits.pooling.labels if is_class else ()
-        prompts, splits = [each.ids for each in inputs], [each.split for each in inputs]
+        prompts, splits = [item.ids for item in inputs], [item.split for item in inputs]
         return ActiveJob(
-            started, prompts, [Pooled(labels) for _ in inputs], times=times, splits=splits
+            attempt, prompts, [Pooled(labels) for _ in inputs], times=times, splits=splits
         )
 
     def additions(self, active: ActiveJob) -> list[AddSequence]:
         job = active.job
         return active.additions(self.settings.cache_salt(job.tenant, job.cache_salt))
 
-    def _check_budget(self, started: Started, num_prompt: int, left: int) -> None:
-        if not started.log and num_prompt >= left:
+    def _check_budget(self, attempt: Started, num_prompt: int, num_left: int) -> None:
+        if not attempt.log and num_prompt >= num_left:
             has = counted(num_prompt, "token")
-            sentence = f"prompt: {has}; the account's budget has {left} left"
-            raise BudgetExceeded(sentence, "prompt", reset_at=started.budget_reset_at)
+            sentence = f"prompt: {has}; the account's budget has {num_left} left"
+            raise BudgetExceeded(sentence, "prompt", reset_at=attempt.budget_reset_at)
 
-    def _check_unshown(self, started: Started, prompts: list[list[int]], left: int) -> None:
+    def _check_unshown(self, attempt: Started, prompts: list[list[int]], num_left: int) -> None:
         """Raise BudgetExceeded where answers that are drawn and not shown may be more than is left.
 
         A budget that ends meanwhile cannot end them: none is shown before all are drawn.
         """
-        params = started.job.params
+        params = attempt.job.params
         if params.num_drawn == params.n and not params.use_beam_search:
             return
         num_prompt = [len(prompt) for prompt in prompts]
-        most = sum(self.limits.max_tokens(each, params) for each in num_prompt)
+        most = sum(self.limits.max_tokens(count, params) for count in num_prompt)
         num_tokens = sum(num_prompt) + params.num_drawn * most
-        if num_tokens > left:
+        if num_tokens > num_left:
             field = "best_of" if params.best_of else "n"
             raise BudgetExceeded(
                 f"{field}: {params.num_drawn} answers drawn to each prompt may take {num_tokens} "
-                f"tokens; the account's budget has {left} left; ask for fewer, or less max_tokens",
+                f"tokens; the account's budget has {num_left} left; ask for fewer, or less "
+                "max_tokens",
                 field,
-                reset_at=started.budget_reset_at,
+                reset_at=attempt.budget_reset_at,
             )
 
     def _read(self, job: Job) -> list[list[int]]:
-        asked = job.params, self.limits.prompt_room(job.params)
+        args = job.params, self.limits.prompt_room(job.params)
         if job.chat is not None:
-            param, prompts = "messages", [self.text.render(job.chat, *asked)]
+            param, prompts = "messages", [self.text.render(job.chat, *args)]
         else:
             param = "prompt"
-            prompts = [self.text.prompt_ids(prompt, *asked) for prompt in job.prompts]
+            prompts = [self.text.prompt_ids(prompt, *args) for prompt in job.prompts]
         for prompt in prompts:
             self._check(job, prompt, param)
         return prompts
 
     def _prompt_offsets(self, job: Job, prompts: list[list[int]]) -> list[Sequence[int]]:
-        given = job.prompts or prompts  # a chat's text is nowhere shown but as its tokens
+        texts = job.prompts or prompts  # a chat's text is nowhere shown but as its tokens
         return [
             self.text.prompt_offsets(prompt, ids, job.params)
-            for prompt, ids in zip(given, prompts, strict=True)
+            for prompt, ids in zip(texts, prompts, strict=True)
         ]
 
     def _check(self, job: Job, prompt: list[int], param: str) -> None:
@@ -291,7 +292,7 @@ class Consumer:
         await self._lease.holds()
         incarnation, is_alone = self._incarnation, not self._capacity.is_used
         try:
-            given = await self._queue.read(
+            reply = await self._queue.read(
                 incarnation,
                 ask.count,
                 is_alone,
@@ -300,8 +301,8 @@ class Consumer:
                 ask.batch,
                 ask.held_rows,
             )
-            entries = given or []
-            return given
+            entries = reply or []
+            return reply
         except Unavailable as error:
             log.warning("queue could not be read, trying again: %s", error.message)
             await asyncio.sleep(_RETRY_S)
@@ -355,9 +356,9 @@ class Consumer:
         A server that lost its newest writes (a failover, a power loss) may have lost a job's end.
         """
         incarnation = self._incarnation
-        held = await self._queue.held(incarnation, idle_ms)
-        unknown = held - self._streamer.jobs.keys() - self._taking_up.keys()
-        if unknown and (count := await self._queue.release(incarnation, unknown)):
+        job_ids = await self._queue.held(incarnation, idle_ms)
+        strays = job_ids - self._streamer.jobs.keys() - self._taking_up.keys()
+        if strays and (count := await self._queue.release(incarnation, strays)):
             log.warning("handed on %d jobs that this worker held and did not know", count)
 
     async def _start(self, entry: Entry, is_admitted: bool) -> None:
@@ -381,18 +382,18 @@ class Consumer:
                 self._capacity.end_trial(entry.job_id)
 
     async def _start_now(self, entry: Entry) -> None:
-        started = await self._queue.start(self._incarnation, entry)
-        if started is None:
+        attempt = await self._queue.start(self._incarnation, entry)
+        if attempt is None:
             return
         try:
-            active = await self._intake.prepare(started)
+            active = await self._intake.prepare(attempt)
         except PenstockError as error:
-            await self._refuse(started, error)
+            await self._refuse(attempt, error)
         except Exception as error:
             # One job that our code cannot read must not end the others.
             log.exception("job %s could not be prepared", entry.job_id)
             kind = type(error).__name__
-            await self._refuse(started, WorkerFailed(f"the worker failed to read the job ({kind})"))
+            await self._refuse(attempt, WorkerFailed(f"the worker failed to read the job ({kind})"))
         else:
             self._begin(active)
 
@@ -407,15 +408,15 @@ class Consumer:
             extra=active.log_fields,
         )
         self._streamer.admit(active, self._intake.additions(active))
-        told = self._taking_up.get(active.job.job_id, JobSignal.KEPT)
-        self._streamer.obey({active.job.job_id: told})
+        signal = self._taking_up.get(active.job.job_id, JobSignal.KEPT)
+        self._streamer.obey({active.job.job_id: signal})
 
-    async def _refuse(self, started: Started, error: PenstockError) -> None:
-        job = started.job
+    async def _refuse(self, attempt: Started, error: PenstockError) -> None:
+        job = attempt.job
         fields = log_fields(job.job_id, job.traceparent)
         log.info("job %s was refused: %s", job.job_id, error.code, extra=fields)
-        end = Failed(position=started.position, state="failed", error=error.body())
-        ending = Ending(job, started.epoch, started.log, len(started.log), end)
+        end = Failed(position=attempt.position, state="failed", error=error.body())
+        ending = Ending(job, attempt.epoch, attempt.log, len(attempt.log), end)
         await self._queue.finish(self._incarnation, ending)
 
     async def _give_up(self, job_id: str) -> None:

@@ -24,8 +24,8 @@ async def follow_control(
     """Pass each JobSignal that comes by one of `channels` to `obey`, until cancelled."""
 
     def hear(_: bytes, message: bytes) -> None:
-        if told := _MESSAGE.fullmatch(message):
-            obey({told[1].decode(): JobSignal.CANCEL})
+        if match := _MESSAGE.fullmatch(message):
+            obey({match[1].decode(): JobSignal.CANCEL})
 
     subscriber = Subscriber(redis, hear, miss=lambda: None)
     try:

@@ -37,7 +37,7 @@ class JobCounts:
         return self._models.setdefault(model, ModelCounts())
 
     def began(self, active: ActiveJob) -> None:
-        self._resumed_tokens += active.started.position
+        self._resumed_tokens += active.attempt.position
 
     def committed(self, seconds: float, num_fenced: int) -> None:
         self._commits.observe(seconds)
@@ -50,9 +50,9 @@ class JobCounts:
         if active.job.text is not None:
             return  # nothing was computed
         job, usage = active.job, active.usage()
-        known = len(self._tenant_tokens.keys() - {names.OTHER_TENANTS})
+        num_tenants = len(self._tenant_tokens.keys() - {names.OTHER_TENANTS})
         is_apart = job.tenant in self._tenant_tokens or (
-            known < self._max_tenants and len(job.tenant) <= MAX_NAME
+            num_tenants < self._max_tenants and len(job.tenant) <= MAX_NAME
         )
         tenant = job.tenant if is_apart else names.OTHER_TENANTS
         self._tenant_tokens[tenant] += usage.prompt_tokens + usage.completion_tokens
@@ -81,8 +81,8 @@ class ModelCounts:
     """
 
     def __init__(self) -> None:
-        self._tallies = {each.stat: each.tally() for each in names.JOB_HISTOGRAMS}
-        self._tokens = Counter[str]({each.stat: 0 for each in names.MODEL_METRICS})
+        self._tallies = {metric.stat: metric.tally() for metric in names.JOB_HISTOGRAMS}
+        self._tokens = Counter[str]({metric.stat: 0 for metric in names.MODEL_METRICS})
         self._finish_reasons = Counter[str]()
 
     def logged(self, active: ActiveJob, deltas: Sequence[Delta]) -> None:
@@ -91,7 +91,7 @@ class ModelCounts:
             return
         now_ns, seen_ns = time.monotonic_ns(), active.times.logged_ns
         trace_id = sampled_trace(active.job.traceparent)
-        if not seen_ns and not active.started.log and not active.is_delayed:
+        if not seen_ns and not active.attempt.log and not active.is_delayed:
             self._observe("ttft_seconds", active.submitted_ns, time.time_ns(), trace_id)
         for delta in deltas:
             if (last_ns := seen_ns.get(delta.index)) is not None:
@@ -118,22 +118,22 @@ class ModelCounts:
             **self._tokens,
             "finish_reasons": {**self._finish_reasons},
             "histograms": {stat: [*tally.dump()] for stat, tally in tallies},
-            "examples": {stat: each.example.dump() for stat, each in tallies if each.example},
+            "examples": {stat: tally.example.dump() for stat, tally in tallies if tally.example},
         }
 
     def _note_first(self, active: ActiveJob, index: int) -> None:
         prompt, choice = divmod(index, active.job.params.n)
-        if choice or any(delta.index == index for delta in active.started.log):
+        if choice or any(delta.index == index for delta in active.attempt.log):
             return
         self._tokens["prompt_tokens"] += len(active.prompts[prompt])
         self._tokens["cached_tokens"] += active.num_cached(prompt)
 
     def _note_times(self, active: ActiveJob) -> None:
-        started, times = active.started, active.times
+        attempt, times = active.attempt, active.times
         if not active.is_delayed:
             trace_id = sampled_trace(active.job.traceparent)
             self._observe("e2e_seconds", active.submitted_ns, time.time_ns(), trace_id)
-            if not started.log:
+            if not attempt.log:
                 self._observe("queue_seconds", active.submitted_ns, times.admitted_ns)
         ended_ns = times.last_ns or time.time_ns()
         self._observe("inference_seconds", times.admitted_ns, ended_ns)
@@ -141,10 +141,12 @@ class ModelCounts:
             return
         self._observe("prefill_seconds", times.admitted_ns, times.first_ns)
         self._observe("decode_seconds", times.first_ns, ended_ns)
-        made = Counter({at: len(each.token_ids) for at, each in enumerate(active.completions)})
-        for delta in started.log:
-            made[delta.index] -= len(delta.token_ids)
-        if (after_first := max(made.values()) - 1) > 0:
+        lengths = Counter(
+            {at: len(completion.token_ids) for at, completion in enumerate(active.completions)}
+        )
+        for delta in attempt.log:
+            lengths[delta.index] -= len(delta.token_ids)
+        if (after_first := max(lengths.values()) - 1) > 0:
             per_token_ns = (ended_ns - times.first_ns) // after_first
             self._observe("output_token_seconds", 0, per_token_ns)
 
@@ -152,7 +154,7 @@ class ModelCounts:
         params, tallies = active.job.params, self._tallies
         for prompt in active.prompts:
             tallies["request_prompt_tokens"].observe(len(prompt))
-        lengths = [len(each.token_ids) for each in active.completions]
+        lengths = [len(completion.token_ids) for completion in active.completions]
         for length in lengths:
             tallies["request_generation_tokens"].observe(length)
         tallies["max_generation_tokens"].observe(max(lengths))

@@ -25,8 +25,8 @@ class JobSpans:
 
         `outcome` is the job's state, or what became of the attempt: handed_back, lost.
         """
-        started, times, now_ns = active.started, active.times, time.time_ns()
-        job, epoch = started.job, started.epoch
+        attempt, times, now_ns = active.attempt, active.times, time.time_ns()
+        job, epoch = attempt.job, attempt.epoch
         parent, usage = job.traceparent, active.usage()
         names = {"penstock.job.id": job.job_id, "gen_ai.request.model": job.model}
         links = []
@@ -45,11 +45,11 @@ class JobSpans:
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
                 "gen_ai.response.finish_reasons": [
-                    each.finish_reason or outcome for each in active.completions
+                    completion.finish_reason or outcome for completion in active.completions
                 ],
                 "penstock.worker": self._incarnation,
                 "penstock.epoch": epoch,
-                "penstock.resumed_tokens": started.position,
+                "penstock.resumed_tokens": attempt.position,
                 "penstock.outcome": outcome,
             },
             start_ns=times.started_ns,
@@ -63,13 +63,13 @@ class JobSpans:
         elif outcome == "lost":
             failed(span, outcome)
         if epoch == 1:
-            waited_ns = started.waited_ms * NS_PER_MS
+            waited_ns = attempt.waited_ms * NS_PER_MS
             self._tracing.record(
                 "queue",
                 parent or span,
                 times.started_ns - waited_ns,
                 times.started_ns,
-                names | {"penstock.priority_class": started.priority_class},
+                names | {"penstock.priority_class": attempt.priority_class},
             )
         steps = [
             ("admission", times.started_ns, times.admitted_ns),

@@ -91,7 +91,9 @@ class LeaseSession:
             log.error("%s; the worker hands back what it has and begins anew", stuck.exceptions[0])
 
     def _begin(self, parts: asyncio.TaskGroup) -> None:
-        channels = [each.queue.lane.control(each.incarnation) for each in self._streamers]
+        channels = [
+            streamer.queue.lane.control(streamer.incarnation) for streamer in self._streamers
+        ]
         parts.create_task(follow_control(self._redis, channels, self.obey))
         if self._cache_events is not None:  # one cache has one stream: the first lane's
             first = self._streamers[0]
@@ -154,7 +156,7 @@ class LeaseSession:
     @property
     def is_empty(self) -> bool:
         """Return whether nothing is read, prepared or in work any more."""
-        return not self._capacity.is_used and not any(each.jobs for each in self._streamers)
+        return not self._capacity.is_used and not any(streamer.jobs for streamer in self._streamers)
 
     async def hand_back(self) -> None:
         """Hand back all jobs in work to other workers, and those that were being started."""
@@ -169,10 +171,10 @@ class LeaseSession:
         While the engine hangs in a step of one, they stay this worker's, and if it ends there
         they are blamed.
         """
-        stopped = [(streamer, streamer.stop_all()) for streamer in self._streamers]
+        pairs = [(streamer, streamer.stop_all()) for streamer in self._streamers]
         await self._capacity.until_settled()
-        for streamer, held in stopped:
-            await streamer.hand_back(held)
+        for streamer, jobs in pairs:
+            await streamer.hand_back(jobs)
 
     async def leave(self) -> None:
         """Hand back jobs as far as the queue answers now; reapers find the others."""

@@ -57,7 +57,7 @@ class Streamer:
         self._expiries: dict[ActiveJob, asyncio.TimerHandle] = {}
         self._dirty: set[ActiveJob] = set()
         self._work = asyncio.Event()
-        self._settling = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def admit(self, active: ActiveJob, additions: list[AddSequence]) -> None:
         """Put a job's sequences into the engine; a job that has none left to run ends at once."""
@@ -68,10 +68,10 @@ class Streamer:
         self._capacity.enter(additions)
         self._send([*additions])
         active.times.admitted_ns = time.time_ns()
-        if active.started.left_ms is not None:
+        if active.attempt.left_ms is not None:
             later = asyncio.get_running_loop().call_later
             self._expiries[active] = later(
-                active.started.left_ms / 1000, self._end_early, active, active.expire
+                active.attempt.left_ms / 1000, self._end_early, active, active.expire
             )
         if active.is_over:
             self._touch(active)
@@ -79,10 +79,10 @@ class Streamer:
     def take(self, outputs: Iterable[Output]) -> None:
         """Take the outputs of a step; those of sequences that are not ours any more are dropped."""
         for output in outputs:
-            known = self._seqs.get(output.seq_id)
-            if known is None:
+            entry = self._seqs.get(output.seq_id)
+            if entry is None:
                 continue
-            active, index = known
+            active, index = entry
             if output.error is not None:
                 active.fail("failed", output.error)
                 self._stop(active)
@@ -137,24 +137,24 @@ class Streamer:
 
     def stop_all(self) -> list[ActiveJob]:
         """Cancel the sequences of all jobs, which stay this worker's."""
-        held = list(self.jobs.values())
-        for active in held:
+        jobs = list(self.jobs.values())
+        for active in jobs:
             self._stop(active)
-        return held
+        return jobs
 
-    async def hand_back(self, held: list[ActiveJob]) -> None:
+    async def hand_back(self, jobs: list[ActiveJob]) -> None:
         """Give stopped jobs to other workers, with all that was made, once the queue answers."""
-        while held:
+        while jobs:
             try:
-                while not self._dirty.isdisjoint(held):
-                    await self._settle(held)
-                left = [active.job.job_id for active in held if active.job.job_id in self.jobs]
-                count = await self.queue.release(self.incarnation, left)
+                while not self._dirty.isdisjoint(jobs):
+                    await self._settle(jobs)
+                job_ids = [active.job.job_id for active in jobs if active.job.job_id in self.jobs]
+                count = await self.queue.release(self.incarnation, job_ids)
                 log.info("handed back %d jobs", count)
                 break
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
-        for active in held:
+        for active in jobs:
             self._forget(active, "handed_back")
 
     def drop(self) -> None:
@@ -163,27 +163,27 @@ class Streamer:
             self._forget(active, "lost")
 
     async def _settle(self, among: Collection[ActiveJob]) -> None:
-        async with self._settling:
+        async with self._lock:
             await self.lease.holds()
             dirty = [active for active in among if active in self._dirty]
             ending = [active for active in dirty if active.is_over]
-            if going := [active for active in dirty if not active.is_over]:
-                await self._commit(going)
+            if running := [active for active in dirty if not active.is_over]:
+                await self._commit(running)
             for at in range(0, len(ending), _END_TOGETHER):
                 finishes = map(self._finish, ending[at : at + _END_TOGETHER])
                 for failure in await asyncio.gather(*finishes, return_exceptions=True):
                     if failure is not None:
                         raise failure
 
-    async def _commit(self, going: list[ActiveJob]) -> None:
-        commits = [active.commit() for active in going]
+    async def _commit(self, running: list[ActiveJob]) -> None:
+        commits = [active.commit() for active in running]
         began_s = time.monotonic()
         signals = await self.queue.commit(self.incarnation, commits)
         num_fenced = list(signals.values()).count(JobSignal.FENCED)
         self._counts.committed(time.monotonic() - began_s, num_fenced)
         if num_fenced < len(signals):
             self.lease.renew(began_s)
-        for active, commit in zip(going, commits, strict=True):
+        for active, commit in zip(running, commits, strict=True):
             if signals[commit.job_id] is JobSignal.BUDGET:  # `finish` will say how far it is logged
                 continue
             if signals[commit.job_id] is not JobSignal.FENCED:
@@ -214,11 +214,11 @@ class Streamer:
         else:
             self._counts.was_fenced()
         state = active.failure[0] if active.failure else "succeeded"
-        told = state if is_ours else "it was not ours"
+        outcome = state if is_ours else "it was not ours"
         log.info(
             "job %s ended: %s, %d tokens",
             active.job.job_id,
-            told,
+            outcome,
             active.position,
             extra=active.log_fields,
         )

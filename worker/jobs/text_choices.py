@@ -43,23 +43,23 @@ class TextChoice:
 
 def text_choices(text: ModelTokenizer, job: Job, limits: EngineLimits) -> list[TextChoice]:
     """Return the choices of a job of `text`. Raises InvalidJob, AnswerTooLarge."""
-    asked = job.text
-    assert asked is not None
-    if asked.task == "describe":
+    spec = job.text
+    assert spec is not None
+    if spec.task == "describe":
         return [_choice(text=text.description())]
-    if asked.task == "detokenize":
+    if spec.task == "detokenize":
         return [_choice(text=_text_of(text, prompt, limits)) for prompt in job.prompts]
     room = limits.prompt_room(job.params)
     if job.chat is not None:
-        found = [text.write_and_render(job.chat, job.params, room)]
+        results = [text.write_and_render(job.chat, job.params, room)]
     else:
-        found = [("", text.prompt_ids(prompt, job.params, room)) for prompt in job.prompts]
-    num_ids = sum(len(ids) for _, ids in found)
+        results = [("", text.prompt_ids(prompt, job.params, room)) for prompt in job.prompts]
+    num_ids = sum(len(ids) for _, ids in results)
     if num_ids > MAX_TEXT_IDS:
         sentence = f"{num_ids} tokens are more than the {MAX_TEXT_IDS} that an answer may have"
         raise AnswerTooLarge(f"prompt: {sentence}; ask in parts", "prompt")
-    strings = text.token_strings if asked.return_token_strs else lambda ids: None
-    return [_choice(written, ids, strings(ids)) for written, ids in found]
+    strings = text.token_strings if spec.return_token_strs else lambda ids: None
+    return [_choice(content, ids, strings(ids)) for content, ids in results]
 
 
 def _text_of(text: ModelTokenizer, prompt: Prompt, limits: EngineLimits) -> str:

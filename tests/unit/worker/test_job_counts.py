@@ -123,7 +123,7 @@ def test_a_text_counts_in_no_figure() -> None:
     counts, active = ModelCounts(), ended([])
     before = counts.dump()
     job = active.job.model_copy(update={"text": "tokenize"})
-    active.started = replace(active.started, job=job)
+    active.attempt = replace(active.attempt, job=job)
     counts.logged(active, pieces(active, 0))
     counts.ended(active)
     assert counts.dump() == before
@@ -157,8 +157,8 @@ def test_ten_thousand_tenants_are_told_by_few_names_and_none_is_lost() -> None:
     active = ended([])
     for number in range(10_000):
         tenant = f"t{number}" if number else "long" * 99
-        active.started = replace(
-            active.started, job=active.job.model_copy(update={"tenant": tenant})
+        active.attempt = replace(
+            active.attempt, job=active.job.model_copy(update={"tenant": tenant})
         )
         counts.ended(active)
     told = counts.dump()["tenant_tokens"]
