@@ -208,21 +208,23 @@ def _grouped_product(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < OUTER
     x_rows = x_ptr + (pairs // NUM_CHOSEN)[:, None] * INNER
-    at_columns = expert.to(tl.int64) * OUTER + columns
+    expert = expert.to(tl.int64)
+    scales_ptr += expert * OUTER * GROUPS
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     if BITS == 4:
+        weight_ptr = weights_ptr + expert * OUTER * (GROUPS * GROUP // 2)
         sums = add_four_bits(
-            sums, x_rows, is_row, weights_ptr, scales_ptr, at_columns, is_column,
+            sums, x_rows, is_row, weight_ptr, scales_ptr, columns, is_column,
             INNER, GROUP, GROUPS, IS_INTERPRETED,
         )  # fmt: skip
     else:
-        weight_ptr = weights_ptr + expert.to(tl.int64) * OUTER * INNER
+        weight_ptr = weights_ptr + expert * OUTER * INNER
         weight_rows = weight_ptr + columns[None, :].to(tl.int64) * INNER
         sums = _add_numbers(
             sums, x_rows, is_row, weight_rows, is_column, INNER, DEPTH, IS_FP8, IS_INTERPRETED
         )
         if HAS_SCALES:
-            of_columns = tl.load(scales_ptr + at_columns, mask=is_column, other=0.0)
+            of_columns = tl.load(scales_ptr + columns, mask=is_column, other=0.0)
             factors = of_columns.to(tl.float32)[None, :]
             if IS_FP8:
                 of_rows = tl.load(x_scales_ptr + pairs // NUM_CHOSEN, mask=is_row, other=0.0)

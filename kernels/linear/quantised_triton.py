@@ -108,7 +108,7 @@ def _quantised_product(
         sums *= scale[None, :]
     else:
         sums = add_four_bits(
-            sums, x_rows, is_row, numbers_ptr, scales_ptr, column.to(tl.int64), is_column,
+            sums, x_rows, is_row, numbers_ptr, scales_ptr, column, is_column,
             INNER, GROUP, GROUPS, IS_INTERPRETED,
         )  # fmt: skip
     if HAS_BIAS:
@@ -139,12 +139,12 @@ def add_four_bits(
 
     sums    [rows, columns] float32
     x_rows  [rows, 1] pointers at their first numbers
-    column  [columns] int64
+    column  [columns] int32
     """
     NARROW: tl.constexpr = tl.float32 if IS_INTERPRETED else tl.bfloat16
     HALF: tl.constexpr = GROUP // 2
     depth = tl.arange(0, HALF)
-    bytes_ptr = numbers_ptr + column[None, :] * (GROUPS * HALF) + depth[:, None]
+    bytes_ptr = numbers_ptr + column.to(tl.int64)[None, :] * (GROUPS * HALF) + depth[:, None]
     for group in range(GROUPS):
         byte = tl.load(bytes_ptr + group * HALF, mask=is_column[None, :], other=0)
         low = ((byte & 15).to(tl.int32) - 8).to(NARROW)
