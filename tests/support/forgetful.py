@@ -85,7 +85,7 @@ class ForgetfulRunner:
             elif piece.draws:
                 states.append(self._read(piece.seq, piece.start + piece.count)[-1])
         rows = [(plan.seqs[leader].row, plan.seqs[fork].row) for fork, leader in plan.forks()]
-        self.copy(plan.copies, rows)
+        self.copy(plan.copies_after, rows)
         return Computed(plan, states)
 
     def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:

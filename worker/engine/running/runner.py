@@ -97,7 +97,7 @@ class ModelRunner:
         hidden = self.model(batch, self.kv_caches)
         sums = Arriving(hidden.sum(-1, dtype=torch.float32))
         forks = [(int(plan.rows[leader]), int(plan.rows[fork])) for fork, leader in plan.forks()]
-        self.copy(plan.copies, forks)
+        self.copy(plan.copies_after, forks)
         if plan.is_decode:
             return Launched(plan, hidden, sums)
         scores = None

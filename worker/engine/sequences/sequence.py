@@ -138,10 +138,10 @@ class Plan:
     A slice without tokens is that of a fork: it draws from the last token of the slice before it,
     whose prompt is its own.
 
-    rows     the sequences' rows in the columns
+    rows          the sequences' rows in the columns
     drawing_seqs  the sequences whose last known token is reached, so that the next one is drawn
-    draws    a flag for each sequence: whether it is in `drawing_seqs`; as a rule all are
-    copies   pairs of blocks: once the step is computed, the second becomes a copy of the first
+    draws         a flag for each sequence: whether it is in `drawing_seqs`; as a rule all are
+    copies_after  pairs of blocks: once the step is computed, the second is made a copy of the first
     """
 
     seqs: list[Sequence]
@@ -150,7 +150,7 @@ class Plan:
     counts: NDArray[np.int64]
     drawing_seqs: list[Sequence]
     draws: NDArray[np.bool_]
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies_after: list[tuple[int, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.seqs)
