@@ -75,6 +75,8 @@ def is_unclear(name: str, is_bool: bool = False) -> bool:
     """Return whether the name is a pronoun or a participle. That of a boolean is a state."""
     if not (name.islower() or name.isupper()):
         return False  # of a type
+    if name.startswith("__") and name.endswith("__"):
+        return False  # prescribed by Python
     word = name.strip("_").lower()
     if "_" in word:
         return word.rpartition("_")[2] in STRONG and not STATE.match(word)

@@ -53,7 +53,8 @@ def test_a_name_that_does_not_say_what_it_holds(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["signal", "seed", "settings", "embedding", "was_told", "num_computed", "Padded"]
+    "name",
+    ["signal", "seed", "settings", "embedding", "was_told", "num_computed", "Padded", "__all__"],
 )
 def test_a_name_that_says_what_it_holds(name: str) -> None:
     assert not is_unclear(name)
