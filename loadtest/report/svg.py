@@ -7,7 +7,7 @@ from math import ceil, floor, log10
 
 NUM_COLOURS = 6
 _WIDTH, _HEIGHT = 520, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 12, 42
+_LEFT_MARGIN, _RIGHT_MARGIN, _TOP_MARGIN, _BOTTOM_MARGIN = 52, 14, 12, 42
 _TICKS = 6
 _LETTER = 5.6  # the width of one in a label, about
 
@@ -68,8 +68,10 @@ def plot(
     points = [point for line in lines for point in line.points]
     if not points:
         return ""
-    x = _axis(x_title, [x for x, _ in points], _LEFT, _WIDTH - _RIGHT, x_is_log)
-    y = _axis(y_title, [y for _, y in points], _HEIGHT - _BOTTOM, _TOP, y_is_log, y_high)
+    x = _axis(x_title, [x for x, _ in points], _LEFT_MARGIN, _WIDTH - _RIGHT_MARGIN, x_is_log)
+    y = _axis(
+        y_title, [y for _, y in points], _HEIGHT - _BOTTOM_MARGIN, _TOP_MARGIN, y_is_log, y_high
+    )
     content = "".join([*_grid(x, y), *(_drawn(line, x, y) for line in lines)])
     marks = "".join(mark for line in lines for mark in _marks(line, x, y))
     label = escape(f"{y_title} over {x_title}")
@@ -107,16 +109,16 @@ def _round_step(least: float) -> float:
 
 
 def _grid(x: Axis, y: Axis) -> Iterator[str]:
-    bottom, left, right = _HEIGHT - _BOTTOM, _LEFT, _WIDTH - _RIGHT
+    bottom, x_min, x_max = _HEIGHT - _BOTTOM_MARGIN, _LEFT_MARGIN, _WIDTH - _RIGHT_MARGIN
     for value in y.ticks():
-        yield f'<path class="grid" d="M{left} {y.at(value):.1f}H{right}"/>'
-        yield _text("tick", left - 6, y.at(value) + 3.5, number(value), "end")
+        yield f'<path class="grid" d="M{x_min} {y.at(value):.1f}H{x_max}"/>'
+        yield _text("tick", x_min - 6, y.at(value) + 3.5, number(value), "end")
     for value in x.ticks():
-        yield f'<path class="grid" d="M{x.at(value):.1f} {_TOP}V{bottom}"/>'
+        yield f'<path class="grid" d="M{x.at(value):.1f} {_TOP_MARGIN}V{bottom}"/>'
         yield _text("tick", x.at(value), bottom + 15, number(value), "middle")
-    yield f'<path class="axis" d="M{left} {_TOP}V{bottom}H{right}"/>'
-    yield _text("title", (left + right) / 2, _HEIGHT - 8, x.title, "middle")
-    high = (_TOP + bottom) / 2
+    yield f'<path class="axis" d="M{x_min} {_TOP_MARGIN}V{bottom}H{x_max}"/>'
+    yield _text("title", (x_min + x_max) / 2, _HEIGHT - 8, x.title, "middle")
+    high = (_TOP_MARGIN + bottom) / 2
     yield _text("title", 12, high, y.title, "middle", f' transform="rotate(-90 12 {high})"')
 
 
@@ -148,5 +150,5 @@ def _marks(line: Curve, x: Axis, y: Axis) -> Iterator[str]:
         yield f"<title>{description}</title></circle>"
         fits = mark_x + 7 + len(label) * _LETTER < _WIDTH
         place, anchor = (mark_x + 6, "start") if fits else (mark_x - 6, "end")
-        below = mark_y + 13 if mark_y + 13 < _HEIGHT - _BOTTOM else mark_y - 6
+        below = mark_y + 13 if mark_y + 13 < _HEIGHT - _BOTTOM_MARGIN else mark_y - 6
         yield _text(f"label {colour}", place, below, label, anchor)

@@ -94,14 +94,14 @@ class Measurement:
     begin_s: float = 0.0  # by the clock of the timelines
     depths: list[Depth] = field(default_factory=list)
 
-    def __add__(self, other: "Measurement") -> "Measurement":
+    def __add__(self, addend: "Measurement") -> "Measurement":
         """Return what both measured, one after the other."""
         return replace(
             self,
-            timelines=self.timelines + other.timelines,
-            wall_s=self.wall_s + other.wall_s,
-            cpu_s=self.cpu_s + other.cpu_s,
-            depths=self.depths + other.depths,
+            timelines=self.timelines + addend.timelines,
+            wall_s=self.wall_s + addend.wall_s,
+            cpu_s=self.cpu_s + addend.cpu_s,
+            depths=self.depths + addend.depths,
         )
 
     @property

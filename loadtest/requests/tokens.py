@@ -37,12 +37,12 @@ class TokenErrors:
     num_foreign: int = 0
     num_unproved: int = 0
 
-    def __add__(self, other: "TokenErrors") -> "TokenErrors":
+    def __add__(self, addend: "TokenErrors") -> "TokenErrors":
         return TokenErrors(
-            self.num_lost + other.num_lost,
-            self.num_repeated + other.num_repeated,
-            self.num_foreign + other.num_foreign,
-            self.num_unproved + other.num_unproved,
+            self.num_lost + addend.num_lost,
+            self.num_repeated + addend.num_repeated,
+            self.num_foreign + addend.num_foreign,
+            self.num_unproved + addend.num_unproved,
         )
 
     def __str__(self) -> str:

@@ -222,8 +222,11 @@ def _quantised() -> Iterator[tuple[str, Tensor, Tensor]]:
     out, wide = (80, 192) if TOY else (4096, 2880)
     for name in ("int8", "int4_g64", "int4_g128"):
         weight, packing = randn(out, wide) / wide**0.5, PACKINGS[name]
-        packed = quantise(weight, packing)
-        numbers, layer = packed.rows(slice(None)).float(), QuantisedLinear(packed, None)
+        packed_weight = quantise(weight, packing)
+        numbers, layer = (
+            packed_weight.rows(slice(None)).float(),
+            QuantisedLinear(packed_weight, None),
+        )
         for rows in (1, 33, 150):
             x = randn(rows, wide)
             for deterministic in (False, True):
