@@ -22,11 +22,11 @@ class JobSignal(StrEnum):
     A job's events are shown when they are logged and published to its readers.
     """
 
-    KEPT = "K"  # shown: go on
+    KEEP = "K"  # shown: go on
     CANCEL = "C"  # shown; somebody cancelled: finish with Failed(state="cancelled")
     DEADLINE = "X"  # shown; time is up: finish with Failed(state="expired")
     BUDGET = "B"  # shown as far as the account's budget goes: finish, which says where to end
-    FENCED = "F"  # not shown: the job is no longer yours; forget it and write nothing more
+    FENCE = "F"  # not shown: the job is no longer yours; forget it and write nothing more
     DUPLICATE = "D"  # every event was there already, from an earlier try; go on
 
 

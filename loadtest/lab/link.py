@@ -131,7 +131,7 @@ class Side:
         steps = [[self._next(*job) for job in jobs] for _ in range(num_commands)]
         with cost.of(num_commands):
             signals = [await self.queue.commit(WORKER, commits) for commits in steps]
-        if any({*by_job.values()} != {JobSignal.KEPT} for by_job in signals):
+        if any({*by_job.values()} != {JobSignal.KEEP} for by_job in signals):
             raise CannotMeasure("a commit was not taken")
         return cost
 

@@ -28,8 +28,8 @@ class Channels(Form):
 
 
 def _place_of(header: str, source: Source) -> Emit:
-    if called := _RECIPIENT.search(header):
-        source.call(called[1])
+    if match := _RECIPIENT.search(header):
+        source.call(match[1])
         return source.arguments
     if "analysis" in header:
         source.reasoning("\n")  # where more than one message thinks

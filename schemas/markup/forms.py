@@ -18,8 +18,8 @@ from penstock.schemas.markup.source import Source, Steps
 from penstock.schemas.markup.tagged_values import TaggedValues
 
 CUSTOM_INPUT = "input"  # the one argument of a custom tool, which models know as a function
-UNPARSED = "unparsed_arguments"  # stands for those of a call that are no JSON object
-FORCED = "json"  # no model's own form: a grammar holds the answer to it
+UNPARSED_KEY = "unparsed_arguments"  # stands for those of a call that are no JSON object
+FORCED_FORM = "json"  # no model's own form: a grammar holds the answer to it
 _CHANNELS = Channels(
     ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>", "<|call|>"),
     signs=("<|channel|>",),
@@ -48,7 +48,7 @@ CALL_FORMS: Mapping[str, Form] = {
         signs=("<|python_tag|>", '"parameters": dictionary of argument name'),
     ),
     "pythonic": PythonCalls(signs=("[func_name1(",)),
-    FORCED: ForcedJson(),
+    FORCED_FORM: ForcedJson(),
 }  # fmt: skip
 THINKING_FORMS: Mapping[str, Form] = {
     "openai_gptoss": _CHANNELS,
@@ -56,7 +56,7 @@ THINKING_FORMS: Mapping[str, Form] = {
     "qwen3": ThinkingMarks(("<think>", "</think>"), signs=("</think>",)),
     "deepseek_r1": ThinkingMarks(("<think>", "</think>"), is_always=True),
 }
-_NONE = Form()
+_NO_FORM = Form()
 
 
 class Markup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -78,7 +78,7 @@ class Markup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def call_form(self) -> Form:
-        return CALL_FORMS[self.calls] if self.calls else _NONE
+        return CALL_FORMS[self.calls] if self.calls else _NO_FORM
 
     @property
     def thinking(self) -> ThinkingMarks | None:
@@ -89,7 +89,7 @@ class Markup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     @property
     def marks(self) -> frozenset[str]:
         """Return every mark that may be in the completion."""
-        forms = self.call_form, THINKING_FORMS.get(self.reasoning or "", _NONE)
+        forms = self.call_form, THINKING_FORMS.get(self.reasoning or "", _NO_FORM)
         return frozenset(mark for form in forms for mark in form.marks if mark)
 
     def read(self, source: Source) -> Steps[None]:
@@ -119,7 +119,7 @@ def _parsers(forms: Mapping[str, Form]) -> list[str]:
 class CallParser(StrEnum):
     """The parsers of calls that a setting may name."""
 
-    locals().update({name: name for name in ("auto", *_parsers(CALL_FORMS)) if name != FORCED})
+    locals().update({name: name for name in ("auto", *_parsers(CALL_FORMS)) if name != FORCED_FORM})
 
 
 class ReasoningParser(StrEnum):

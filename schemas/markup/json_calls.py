@@ -55,8 +55,8 @@ class MarkedJson(Form):
         objects = calls.listed(calls.tags(self._head, "}"), self.between)
         if self.is_list:
             space: Format = {"type": "regex", "pattern": " ?"}
-            listed: Format = {"type": "sequence", "elements": [space, tag("[", objects, "]")]}
-            return calls.among([tag(begin, listed, end)], begin)
+            array: Format = {"type": "sequence", "elements": [space, tag("[", objects, "]")]}
+            return calls.among([tag(begin, array, end)], begin)
         if calls.has_mark(begin):
             mark: Format = {"type": "const_string", "value": begin}
             optional: Format = {"type": "optional", "content": mark}
@@ -131,13 +131,13 @@ class ForcedJson(Form):
         yield from _listed_calls(source)
 
     def held(self, calls: CallTags) -> Format:
-        shared: Format = {}
+        all_definitions: Format = {}
         objects: list[JsonValue] = []
         for name, own, arguments in calls.tools:
             # References in a tool's schema begin at its root, so definitions move to the new one.
-            definitions, closed = own.get("$defs"), arguments["json_schema"]
-            shared |= definitions if isinstance(definitions, dict) else {}
-            parts = closed.items() if isinstance(closed, dict) else ()
+            definitions, closed_schema = own.get("$defs"), arguments["json_schema"]
+            all_definitions |= definitions if isinstance(definitions, dict) else {}
+            parts = closed_schema.items() if isinstance(closed_schema, dict) else ()
             schema = {key: part for key, part in parts if key != "$defs"}
             call: Format = {
                 "type": "object",
@@ -150,7 +150,7 @@ class ForcedJson(Form):
         if not calls.is_single:
             form = {"type": "array", "items": form, "minItems": 1}
         lenient = all("lenient" in tool.arguments for tool in calls.tools)
-        form |= {"$defs": shared} if shared else {}
+        form |= {"$defs": all_definitions} if all_definitions else {}
         return {"type": "json_schema", "json_schema": form, "lenient": lenient}
 
 
@@ -175,16 +175,16 @@ def json_call(source: Source, needs_arguments: bool = False) -> Steps[str | None
     """
     if (yield from source.next_sign()) != "{":
         return ""
-    scan, place = JsonScan(), source.held.index("{")
+    scan, place = JsonScan(), source.text.index("{")
     while True:
-        head = _HEAD.match(source.held[:MAX_HEAD]) if place <= MAX_HEAD else None
+        head = _HEAD.match(source.text[:MAX_HEAD]) if place <= MAX_HEAD else None
         if head and isinstance(name := parsed(head[1]), str):
             source.take(head.end())
             source.call(name)
             if (yield from source.json_value(source.arguments)):
                 yield from source.skip("}")
             return None
-        place += scan.feed(source.held[place:])
+        place += scan.feed(source.text[place:])
         if scan.is_over or source.is_over:
             break
         yield

@@ -29,16 +29,16 @@ class JsonScan:
         place = 0
         while place < len(text) and not self.is_over:
             if self._in_string:
-                found = _INSIDE.match(text, place)
-                place = found.end() if found else place
+                match = _INSIDE.match(text, place)
+                place = match.end() if match else place
                 if text[place : place + 1] != '"':
                     break  # more of the string comes, or the other half of an escape
                 place += 1
                 self._in_string = False
                 self._end_if(self._depth == 0)
             elif self._depth:
-                found = _OUTSIDE.match(text, place)
-                place = self._structure(text, found.end() if found else place)
+                match = _OUTSIDE.match(text, place)
+                place = self._structure(text, match.end() if match else place)
             elif self._is_scalar or text[place] not in '"[{':
                 place = self._scalar(text, place)
             else:
@@ -63,8 +63,8 @@ class JsonScan:
 
     def _scalar(self, text: str, place: int) -> int:
         """Read a number or a name, which ends where something else begins."""
-        found = _SCALAR.match(text, place)
-        end = found.end() if found else place
+        match = _SCALAR.match(text, place)
+        end = match.end() if match else place
         self._is_scalar = self._is_scalar or end > place
         if end < len(text):
             self.is_over, self.is_whole = True, self._is_scalar

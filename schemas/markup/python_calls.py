@@ -16,7 +16,7 @@ class PythonCalls(Form):
 
     def read(self, source: Source) -> Steps[None]:
         if (yield from source.next_sign()) == "[":
-            while not (source.is_over or source.held.rstrip().endswith("]")) or not _read(source):
+            while not (source.is_over or source.text.rstrip().endswith("]")) or not _read(source):
                 if source.is_over:
                     break
                 yield
@@ -25,14 +25,14 @@ class PythonCalls(Form):
 
 def _read(source: Source) -> bool:
     """Read the text that is there as calls; return False where it is none, or not whole."""
-    brackets = [source.held.count(sign) for sign in "[]()"]
+    brackets = [source.text.count(sign) for sign in "[]()"]
     if not source.is_over and brackets[::2] != brackets[1::2]:
         return False  # to parse it at each bracket would take the square of its length
     try:
-        calls = [*_calls(source.held)]
+        calls = [*_calls(source.text)]
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
-    source.take(len(source.held))
+    source.take(len(source.text))
     for name, arguments in calls:
         source.call(name)
         source.arguments(arguments)

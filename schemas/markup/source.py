@@ -61,43 +61,43 @@ class Source:
     """
 
     def __init__(self, schemas: Schemas) -> None:
-        self.held = ""
-        self.num_read = 0  # characters before `held`
+        self.text = ""
+        self.num_read = 0  # characters before `text`
         self.is_over = False
         self.schemas = schemas
         self.num_calls = 0
-        self._found = Found()
+        self._findings = Found()
         self._thought = _Trimmed(True)
-        self._said = _Trimmed(False)
+        self._content = _Trimmed(False)
 
     def taken(self) -> Found:
-        found, self._found = self._found, Found()
-        return found
+        findings, self._findings = self._findings, Found()
+        return findings
 
     def content(self, text: str) -> None:
         """Add content. White space before a call is not shown, nor after the last one."""
-        self._found.content += self._said.add(text)
+        self._findings.content += self._content.add(text)
 
     def reasoning(self, text: str) -> None:
         """Add thinking. White space around it is not shown."""
-        self._found.reasoning += self._thought.add(text)
-        self._said.begins = True
+        self._findings.reasoning += self._thought.add(text)
+        self._content.begins = True
 
     def call(self, name: str) -> None:
         """Begin a call. What `arguments` adds belongs to the call begun last."""
-        self._found.calls.append(CallPiece(self.num_calls, name))
+        self._findings.calls.append(CallPiece(self.num_calls, name))
         self.num_calls += 1
-        self._said.blank = ""
+        self._content.blank = ""
 
     def arguments(self, text: str) -> None:
-        if not self._found.calls:
-            self._found.calls.append(CallPiece(self.num_calls - 1, None))
-        self._found.calls[-1].arguments += text
+        if not self._findings.calls:
+            self._findings.calls.append(CallPiece(self.num_calls - 1, None))
+        self._findings.calls[-1].arguments += text
 
     def end(self) -> None:
         """Show the white space at the end, if no call came."""
         if not self.num_calls:
-            self._found.content += self._said.blank
+            self._findings.content += self._content.blank
 
     def drop(self, text: str) -> None:
         pass
@@ -109,13 +109,13 @@ class Source:
         """
         find = re.compile("|".join(map(re.escape, marks))).search
         while True:
-            if mark := find(self.held):
+            if mark := find(self.text):
                 emit(self.take(mark.start()))
                 return self.take(len(mark[0]))
             if self.is_over:
-                emit(self.take(len(self.held)))
+                emit(self.take(len(self.text)))
                 return ""
-            emit(self.take(len(self.held) - _num_begun(self.held, marks)))
+            emit(self.take(len(self.text) - _num_begun(self.text, marks)))
             yield
 
     def name_upto(self, marks: tuple[str, ...]) -> Steps[tuple[str, str]]:
@@ -128,19 +128,19 @@ class Source:
         """Read over the mark and white space before it; return False where something else is."""
         while True:
             blank = self._num_blank
-            if self.held.startswith(mark, blank):
+            if self.text.startswith(mark, blank):
                 self.take(blank + len(mark))
                 return True
-            rest = self.held[blank:]
+            rest = self.text[blank:]
             if self.is_over or not mark.startswith(rest):
                 return False
             yield
 
     def next_sign(self) -> Steps[str]:
         """Return the next character that is no white space, without reading it; "" at the end."""
-        while not (self.held.strip() or self.is_over):
+        while not (self.text.strip() or self.is_over):
             yield
-        return self.held.lstrip()[:1]
+        return self.text.lstrip()[:1]
 
     def json_value(self, emit: Emit) -> Steps[bool]:
         """Read one JSON value, and give its text to `emit` as it comes.
@@ -151,7 +151,7 @@ class Source:
         self.take(self._num_blank)
         scan = JsonScan()
         while True:
-            emit(self.take(scan.feed(self.held)))
+            emit(self.take(scan.feed(self.text)))
             if scan.is_over or self.is_over:
                 return scan.is_whole
             yield
@@ -159,24 +159,24 @@ class Source:
     def rest(self, emit: Emit) -> Steps[None]:
         """Read all text that is left, and give it to `emit` as it comes."""
         while True:
-            emit(self.take(len(self.held)))
+            emit(self.take(len(self.text)))
             if self.is_over:
                 return
             yield
 
     @property
     def _num_blank(self) -> int:
-        return len(self.held) - len(self.held.lstrip())
+        return len(self.text) - len(self.text.lstrip())
 
     def take(self, count: int) -> str:
         """Read so many characters and return them."""
-        taken, self.held = self.held[:count], self.held[count:]
-        self.num_read += len(taken)
-        return taken
+        text, self.text = self.text[:count], self.text[count:]
+        self.num_read += len(text)
+        return text
 
     def put_back(self, text: str) -> None:
         """Have a text, which was the last to be read, to be read again."""
-        self.held = text + self.held
+        self.text = text + self.text
         self.num_read -= len(text)
 
 
@@ -191,7 +191,7 @@ class MarkupReader:
         self._steps: Iterator[None] = parser(self._source)
 
     def feed(self, text: str) -> Found:
-        self._source.held += text
+        self._source.text += text
         next(self._steps, None)
         return self._source.taken()
 
@@ -214,9 +214,9 @@ class _Trimmed:
             text = text.lstrip()
             self.begins = not text
         text = self.blank + text
-        shown = text.rstrip()
-        self.blank = text[len(shown) :]
-        return shown
+        head = text.rstrip()
+        self.blank = text[len(head) :]
+        return head
 
 
 def _num_begun(text: str, marks: tuple[str, ...]) -> int:

@@ -286,10 +286,10 @@ class SamplingParams(Wire):
         """Return the fields of `MODEL_DEFAULTS` that the job sets itself."""
         return MODEL_DEFAULTS & self.model_fields_set
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SamplingParams):
+    def __eq__(self, value: object) -> bool:
+        if not isinstance(value, SamplingParams):
             return NotImplemented
-        return super().__eq__(other) and self.given() == other.given()
+        return super().__eq__(value) and self.given() == value.given()
 
     @model_serializer(mode="wrap")
     def _with_all_given(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:

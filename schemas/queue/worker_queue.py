@@ -224,7 +224,7 @@ class WorkerQueue(Queue):
         )
         if reply[0] == JobSignal.BUDGET.encode():
             raise OutOfBudget(int(reply[1]))
-        return JobSignal(reply[0].decode()) is not JobSignal.FENCED
+        return JobSignal(reply[0].decode()) is not JobSignal.FENCE
 
     async def release(self, worker: str, job_ids: Iterable[str]) -> int:
         """Hand claimed or started jobs back, and return how many. They go on before all others."""

@@ -162,7 +162,7 @@ class ScriptedWorker:
                 await self.queue.finish(
                     self.name, Ending(taken.job, taken.epoch, made, len(made), end)
                 )
-            if end or signal is JobSignal.FENCED:
+            if end or signal is JobSignal.FENCE:
                 del self.running[job_id]
 
     def _end(self, signal: JobSignal, made: list[Delta]) -> Done | Failed | None:
@@ -173,6 +173,4 @@ class ScriptedWorker:
         if signal is JobSignal.DEADLINE:
             error = DeadlineExceeded("out of time").body()
             return Failed(position=position, state="expired", error=error)
-        return (
-            done(made) if position >= self.num_tokens and signal is not JobSignal.FENCED else None
-        )
+        return done(made) if position >= self.num_tokens and signal is not JobSignal.FENCE else None

@@ -362,7 +362,7 @@ class Consumer:
             log.warning("handed on %d jobs that this worker held and did not know", count)
 
     async def _start(self, entry: Entry, is_admitted: bool) -> None:
-        self._taking_up[entry.job_id] = JobSignal.KEPT
+        self._taking_up[entry.job_id] = JobSignal.KEEP
         try:
             if is_admitted and not self._is_closed:
                 await self._start_now(entry)
@@ -408,7 +408,7 @@ class Consumer:
             extra=active.log_fields,
         )
         self._streamer.admit(active, self._intake.additions(active))
-        signal = self._taking_up.get(active.job.job_id, JobSignal.KEPT)
+        signal = self._taking_up.get(active.job.job_id, JobSignal.KEEP)
         self._streamer.obey({active.job.job_id: signal})
 
     async def _refuse(self, attempt: Started, error: PenstockError) -> None:

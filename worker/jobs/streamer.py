@@ -99,7 +99,7 @@ class Streamer:
             active = self.jobs.get(job_id)
             if active is None:
                 continue
-            if signal is JobSignal.FENCED:
+            if signal is JobSignal.FENCE:
                 log.info("job %s was taken away", job_id, extra=active.log_fields)
                 self._forget(active, "lost")
             elif signal is JobSignal.CANCEL:
@@ -179,14 +179,14 @@ class Streamer:
         commits = [active.commit() for active in running]
         began_s = time.monotonic()
         signals = await self.queue.commit(self.incarnation, commits)
-        num_fenced = list(signals.values()).count(JobSignal.FENCED)
+        num_fenced = list(signals.values()).count(JobSignal.FENCE)
         self._counts.committed(time.monotonic() - began_s, num_fenced)
         if num_fenced < len(signals):
             self.lease.renew(began_s)
         for active, commit in zip(running, commits, strict=True):
             if signals[commit.job_id] is JobSignal.BUDGET:  # `finish` will say how far it is logged
                 continue
-            if signals[commit.job_id] is not JobSignal.FENCED:
+            if signals[commit.job_id] is not JobSignal.FENCE:
                 self._model_counts.logged(active, commit.deltas)
             active.note_committed(commit)
             if active.has_passed_trial:

@@ -11,7 +11,7 @@ from penstock.schemas.api.closed_schema import closed_arguments
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
 from penstock.schemas.markup.form import CallTags, Format, Tool
-from penstock.schemas.markup.forms import FORCED, Markup
+from penstock.schemas.markup.forms import FORCED_FORM, Markup
 from penstock.schemas.params.sampling import MAX_CONSTRAINT_BYTES, SamplingParams, StructuredOutputs
 
 TAGS = "structured_outputs.structural_tag"  # among what an engine does not obey
@@ -45,7 +45,7 @@ def answer_form(
         tags = CallTags(tools, is_forced, is_single, has_mark)
         form = markup.call_form.held(tags) if holds_tags else None
         if form is None and is_forced:
-            markup = msgspec.structs.replace(markup, calls=FORCED)
+            markup = msgspec.structs.replace(markup, calls=FORCED_FORM)
             form = markup.call_form.held(tags)
         if form is not None:
             structure = _structure(form, "tools", is_needed=is_forced)

@@ -30,7 +30,7 @@ class ContentStops:
     def push(self, text: str, may_stop: bool = True) -> tuple[str, Match | None]:
         """Return the text that is now certain, and the match that ended it or None."""
         self._tail += text
-        self._source.held += text
+        self._source.text += text
         return self._read(may_stop)
 
     def finish(self) -> tuple[str, Match | None]:

@@ -7,7 +7,7 @@ from pydantic import JsonValue, TypeAdapter
 from penstock.schemas.api.json_size import too_much
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Message
-from penstock.schemas.markup.forms import CUSTOM_INPUT, UNPARSED
+from penstock.schemas.markup.forms import CUSTOM_INPUT, UNPARSED_KEY
 
 _OBJECT: TypeAdapter[Message] = TypeAdapter(Message)
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's roles that templates lack
@@ -131,4 +131,4 @@ def _arguments(value: JsonValue, where: str) -> JsonValue:
     try:
         return _OBJECT.validate_json(text)
     except ValueError:
-        return {UNPARSED: text}
+        return {UNPARSED_KEY: text}

@@ -61,7 +61,7 @@ async def test_jobs_of_a_worker_without_a_record_go_on_and_none_is_blamed(
     redis = plain(queue.connection.redis)
     await redis.delete(RECORD)
     commit = Commit(job.job_id, taken.epoch, [delta(job.job_id, 0)])
-    assert await queue.commit("w", [commit]) == {job.job_id: JobSignal.FENCED}
+    assert await queue.commit("w", [commit]) == {job.job_id: JobSignal.FENCE}
     assert not await finish(queue, taken, [])
     assert not await redis.exists(RECORD)
     assert await queue.reap() == 1

@@ -107,7 +107,7 @@ class Known:
     def signal(self) -> JobSignal:
         if self.is_cancelled:
             return JobSignal.CANCEL
-        return JobSignal.DEADLINE if self.is_late else JobSignal.KEPT
+        return JobSignal.DEADLINE if self.is_late else JobSignal.KEEP
 
 
 @dataclass(slots=True, eq=False)
@@ -386,7 +386,7 @@ class QueueMachine(RuleBasedStateMachine):
         for _ in range(repeats):
             signals = self.do(self.queue.commit(worker, commits))
             assert signals == {
-                one.job_id: JobSignal.DUPLICATE if one.signal is JobSignal.KEPT else one.signal
+                one.job_id: JobSignal.DUPLICATE if one.signal is JobSignal.KEEP else one.signal
                 for one in mine
             }
 
@@ -400,7 +400,7 @@ class QueueMachine(RuleBasedStateMachine):
         signals = self.do(
             self.queue.commit(known.worker, [Commit(known.job_id, known.taken.epoch, [wrong])])
         )
-        assert signals == {known.job_id: JobSignal.FENCED}
+        assert signals == {known.job_id: JobSignal.FENCE}
         self.lose(known)
 
     @precondition(lambda self: self.running())
@@ -516,7 +516,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             commit = Commit(known.job_id, lost.epoch, [poison])
             signals = self.do(self.queue.commit(lost.worker, [commit]))
-            assert signals == {known.job_id: JobSignal.FENCED}
+            assert signals == {known.job_id: JobSignal.FENCE}
         if known.worker != lost.worker:
             assert self.do(self.queue.release(lost.worker, [known.job_id])) == 0
 
@@ -528,7 +528,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker = next(name for name in self.workers if name != known.worker)
         poison = Delta(position=known.position, token_ids=[POISON], text="poison")
         commit = Commit(known.job_id, known.taken.epoch, [poison])
-        assert self.do(self.queue.commit(worker, [commit])) == {known.job_id: JobSignal.FENCED}
+        assert self.do(self.queue.commit(worker, [commit])) == {known.job_id: JobSignal.FENCE}
         assert self.do(self.queue.release(worker, [known.job_id])) == 0
 
     @precondition(lambda self: [one for one in self.jobs.values() if one.is_late and not one.state])

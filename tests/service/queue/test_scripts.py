@@ -175,7 +175,7 @@ async def test_a_commit_is_logged_then_published_once_a_channel(queue: WorkerQue
         signals = await queue.commit("w", commits)
         messages = [await pubsub.get_message(timeout=120) for _ in range(2)]
         assert await pubsub.get_message(timeout=0.05) is None
-    assert signals == {job.job_id: JobSignal.KEPT for job in jobs}
+    assert signals == {job.job_id: JobSignal.KEEP for job in jobs}
     lines = [
         json.loads(line) for message in messages if message for line in message["data"].split(b"\n")
     ]
@@ -196,9 +196,9 @@ async def test_a_repeated_commit_adds_nothing_and_a_longer_one_only_what_is_new(
     taken = await started(queue)
     made = deltas(taken.job.job_id, 2, 1, 3)
     for sent, signal in (
-        (made[:2], JobSignal.KEPT),
+        (made[:2], JobSignal.KEEP),
         (made[:2], JobSignal.DUPLICATE),
-        (made, JobSignal.KEPT),
+        (made, JobSignal.KEEP),
     ):
         commit = Commit(taken.job.job_id, taken.epoch, sent)
         assert await queue.commit("w", [commit]) == {taken.job.job_id: signal}
@@ -216,10 +216,10 @@ async def test_a_commit_that_does_not_continue_the_log_gives_the_job_to_another(
     await queue.commit("w", [Commit(job_id, taken.epoch, deltas(job_id, 2))])
     gap = Commit(job_id, taken.epoch, [delta(job_id, 3)])
     straddle = Commit(job_id, taken.epoch, [delta(job_id, 1, 2)])
-    assert await queue.commit("w", [gap]) == {job_id: JobSignal.FENCED}
+    assert await queue.commit("w", [gap]) == {job_id: JobSignal.FENCE}
     again = await started(queue)
     assert (again.epoch, again.log) == (2, deltas(job_id, 2))
-    assert await queue.commit("w", [straddle]) == {job_id: JobSignal.FENCED}
+    assert await queue.commit("w", [straddle]) == {job_id: JobSignal.FENCE}
     assert (await queue.counts()).num_running == 1
 
 
@@ -252,8 +252,8 @@ async def test_who_lost_a_job_can_write_nothing_more(queue: WorkerQueue) -> None
     for stage in ("queued", "taken up"):
         if stage == "taken up":
             new = await started(queue, "v")
-        assert await queue.commit("w", [late]) == {job_id: JobSignal.FENCED}
-        assert await queue.commit("v", [late]) == {job_id: JobSignal.FENCED}
+        assert await queue.commit("w", [late]) == {job_id: JobSignal.FENCE}
+        assert await queue.commit("v", [late]) == {job_id: JobSignal.FENCE}
         assert not await finish(queue, old, made)
         assert await queue.release("w", [job_id]) == 0
     assert (await queue.beat("w"), await queue.read("w", 1)) == (None, None)
@@ -261,11 +261,11 @@ async def test_who_lost_a_job_can_write_nothing_more(queue: WorkerQueue) -> None
     await queue.register("u", WorkerCard())
     for epoch in (old.epoch, new.epoch):
         stray = Commit(job_id, epoch, made[1:])
-        assert await queue.commit("u", [stray]) == {job_id: JobSignal.FENCED}
+        assert await queue.commit("u", [stray]) == {job_id: JobSignal.FENCE}
     assert await finish(queue, new, made, "v")
     assert not await finish(queue, old, made)
     late = Commit(job_id, new.epoch, [delta(job_id, 3)])
-    assert await queue.commit("v", [late]) == {job_id: JobSignal.FENCED}
+    assert await queue.commit("v", [late]) == {job_id: JobSignal.FENCE}
     assert [entry for entry, _ in await log_of(queue, job_id)] == ["1-0", "2-2", "2-3"]
 
 
@@ -277,7 +277,7 @@ async def test_the_same_worker_is_fenced_under_its_older_epoch(queue: WorkerQueu
     assert await redis_of(queue).hget(LANE.job(old.job.job_id), "owner") is None
     new = await started(queue)
     stale = Commit(old.job.job_id, old.epoch, deltas(old.job.job_id, 1))
-    assert await queue.commit("w", [stale]) == {old.job.job_id: JobSignal.FENCED}
+    assert await queue.commit("w", [stale]) == {old.job.job_id: JobSignal.FENCE}
     assert not await finish(queue, old, deltas(old.job.job_id, 1))
     assert new.epoch == old.epoch + 1 and new.log == []
 
@@ -288,7 +288,7 @@ async def test_a_lapsed_lease_that_nobody_reaped_is_still_good(queue: WorkerQueu
     taken = await started(queue)
     await lapse(queue, "w")
     commit = Commit(taken.job.job_id, taken.epoch, deltas(taken.job.job_id, 1))
-    assert await queue.commit("w", [commit]) == {taken.job.job_id: JobSignal.KEPT}
+    assert await queue.commit("w", [commit]) == {taken.job.job_id: JobSignal.KEEP}
     assert await queue.reap() == 0
 
 
@@ -487,7 +487,7 @@ async def test_out_of_memory_refuses_new_jobs_whole_and_lets_running_ones_end(
             await queue.enqueue(a_job(), None, "d")
         assert set(await redis_of(queue).keys("*")) == before
         commit = Commit(job.job_id, taken.epoch, deltas(job.job_id, 1))
-        assert await queue.commit("w", [commit]) == {job.job_id: JobSignal.KEPT}
+        assert await queue.commit("w", [commit]) == {job.job_id: JobSignal.KEEP}
         assert await queue.beat("w") == {}
         page = await queue.attach("default", job.job_id, "late", 0)
         assert page.events == commit.deltas

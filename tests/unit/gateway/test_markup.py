@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marked_texts import MARKUPS, TEXTS, TOOLS, WRITTEN, pieces_of, read, written
 from penstock.gateway.markup.reader import Reading
-from penstock.schemas.markup.forms import CALL_FORMS, FORCED, Markup
+from penstock.schemas.markup.forms import CALL_FORMS, FORCED_FORM, Markup
 from penstock.schemas.markup.source import Found
 from penstock.schemas.markup.tagged_values import TaggedValues
 
@@ -23,7 +23,7 @@ CALLS = st.lists(st.tuples(st.sampled_from(["f", "g"]), ARGUMENTS), min_size=1, 
 
 
 def test_each_form_of_the_table_has_its_texts() -> None:
-    assert WRITTEN.keys() == CALL_FORMS.keys() - {FORCED}
+    assert WRITTEN.keys() == CALL_FORMS.keys() - {FORCED_FORM}
 
 
 def test_a_form_that_is_not_in_the_table_is_refused() -> None:
