@@ -48,7 +48,7 @@ PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 REMEMBER_S = 86_400  # how long an idempotency key is remembered, even past its job's result
-ENDED = frozenset(get_args(EndState))
+END_STATES = frozenset(get_args(EndState))
 EventBatches = AsyncGenerator[list[Event], None]
 PIECE = 64  # events of a page that a reader gets in one turn of the loop
 
@@ -177,7 +177,9 @@ class QueueClient:
         tenant = tenant or self.tenant
         model = model or await self.only_model()
         try:
-            drawn = SamplingParams.model_validate(sampling) if sampling else SamplingParams()
+            sampling_params = (
+                SamplingParams.model_validate(sampling) if sampling else SamplingParams()
+            )
             chat = Chat(messages=messages, tools=tools or []) if messages is not None else None
             job = Job(
                 job_id="",
@@ -185,7 +187,7 @@ class QueueClient:
                 priority=priority,
                 prompts=_prompts(prompt),
                 chat=chat,
-                params=params or drawn,
+                params=params or sampling_params,
                 tenant=tenant,
                 priority_class="text" if text is not None else priority_class,
                 background=background,
@@ -261,19 +263,19 @@ class QueueClient:
         max_model_len = self._lanes.max_model_len(job.model)
         job.refuse_large_answer(max_model_len)
         if job.params.truncate_prompt_tokens is None:  # else it is the worker that knows
-            job.refuse_large_scores(each for each in job.prompts if not isinstance(each, str))
+            job.refuse_large_scores(prompt for prompt in job.prompts if not isinstance(prompt, str))
             job.refuse_long_ids(max_model_len)
         reply_to = None
         if not job.background:
             reply_to = queue.lane.inbox(self.name)
             await self._subscription.subscribe(reply_to)
-        dumped = await self.off_loop.run(job.tenant, job.guess_bytes(), job.dump_and_digest)
+        dump = await self.off_loop.run(job.tenant, job.guess_bytes(), job.dump_and_digest)
         mark = await self._disk.begin(queue.lane.prefix)
         await self._disk.prove(mark)  # else refused jobs would run, and each be submitted again
         answer = await queue.enqueue(
             job,
             reply_to,
-            dump=dumped,
+            dump=dump,
             max_queued=self.max_queued,
             max_queued_tokens=self.max_queued_tokens,
             result_ttl_s=self.result_ttl_s if kept_s is None else kept_s,
@@ -313,10 +315,10 @@ class QueueClient:
         self, job_id: str, starting_after: int | str = 0, tenant: str | None = None
     ) -> EventBatches:
         """Yield the events of `stream` in lists: all that wait come together."""
-        had = Had.parse(f"{starting_after}", "starting_after")
+        progress = Had.parse(f"{starting_after}", "starting_after")
         tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
         channel, is_ended, is_behind = queue.lane.inbox(self.name), False, False
-        cursor = Cursor(job_id, *had)
+        cursor = Cursor(job_id, *progress)
         try:
             with self._subscription.reader(job_id) as reader:
                 while not is_ended:
@@ -324,16 +326,16 @@ class QueueClient:
                         queue, tenant, channel, cursor, reader, is_behind
                     )
                     is_behind = page.more
-                    kept = _snapshot(cursor, mark)
+                    snapshot = _snapshot(cursor, mark)
                     # One of many that are read, or large: not of a stream that begins.
-                    is_much = page.state in ENDED or len(page.events) > PIECE
+                    is_much = page.state in END_STATES or len(page.events) > PIECE
                     if is_much or self._subscription.is_crowded(job_id):
                         await self._turns.turn(tenant)
                     batch, is_whole = _logged(cursor, page.events)
                     self.num_replayed += len(batch)
                     while True:
                         if batch and not await self._is_kept(mark):
-                            cursor = kept
+                            cursor = snapshot
                             break
                         is_ended = bool(batch) and not isinstance(batch[-1], Delta)
                         for at in range(0, len(batch), PIECE):
@@ -347,7 +349,7 @@ class QueueClient:
                             await self._turns.turn(tenant)
                         if not (live := await reader.take()):
                             break
-                        kept = _snapshot(cursor, mark)
+                        snapshot = _snapshot(cursor, mark)
                         batch, is_whole = _published(cursor, live)
         finally:
             if not is_ended and not self._subscription.is_read(job_id):
@@ -430,15 +432,15 @@ class QueueClient:
         Of each lane no more than the last hundred of a day are known.
         """
         tenant = tenant or self.tenant
-        lanes = await asyncio.gather(*[each.recent(tenant, most) for each in await self.queues()])
+        lanes = await asyncio.gather(*[queue.recent(tenant, most) for queue in await self.queues()])
         latest = heapq.nlargest(most, itertools.chain(*lanes))
-        found = await asyncio.gather(
+        statuses = await asyncio.gather(
             *[self.status(job_id, tenant) for _, job_id in latest], return_exceptions=True
         )
-        for each in found:
-            if isinstance(each, BaseException) and not isinstance(each, JobNotFound):
-                raise each
-        return [each for each in found if isinstance(each, JobStatus)]
+        for status in statuses:
+            if isinstance(status, BaseException) and not isinstance(status, JobNotFound):
+                raise status
+        return [status for status in statuses if isinstance(status, JobStatus)]
 
     async def rates(self, job_id: str, account: Account) -> Rates:
         """Return what the account has left of its limits for this minute.
@@ -593,7 +595,7 @@ def _invalid(error: ValidationError) -> InvalidJob:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        known = {*inspect.signature(QueueClient.enqueue).parameters, *SamplingParams.model_fields}
-        guess = did_you_mean(nearest(field, known - {"self", "sampling"}))
+        names = {*inspect.signature(QueueClient.enqueue).parameters, *SamplingParams.model_fields}
+        guess = did_you_mean(nearest(field, names - {"self", "sampling"}))
         return InvalidJob(f"{field}: no job has it{guess or '; leave it out'}", field)
     return InvalidJob(f"{field}: {first['msg']}" if field else first["msg"], field or None)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.schemas.process.spans import Span
 
 T = TypeVar("T")
-STOPPED = "the gateway ended before it could answer; ask again"
+STOP_MESSAGE = "the gateway ended before it could answer; ask again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +83,19 @@ class Answering:
 
         key_end = self.caller.key_end or asyncio.Event()
         with self.room():
-            answering = asyncio.create_task(answer_and_close())
-            listening = asyncio.create_task(hung_up())
-            ending = asyncio.create_task(key_end.wait())
+            answer_task = asyncio.create_task(answer_and_close())
+            hangup_task = asyncio.create_task(hung_up())
+            end_task = asyncio.create_task(key_end.wait())
             try:
-                await asyncio.wait({answering, listening, ending}, return_when="FIRST_COMPLETED")
-                is_answered = answering.done()
+                await asyncio.wait(
+                    {answer_task, hangup_task, end_task}, return_when="FIRST_COMPLETED"
+                )
+                is_answered = answer_task.done()
             finally:
-                await stop(answering, listening, ending)
+                await stop(answer_task, hangup_task, end_task)
             if is_answered:
-                return answering.result()
-            if not ending.cancelled():
+                return answer_task.result()
+            if not end_task.cancelled():
                 await cut(Unauthorized("the API key has expired, or was revoked"))
             return await self.leave()
 

@@ -12,7 +12,7 @@ from penstock.schemas.process.trace_context import traceparent_of
 if TYPE_CHECKING:
     from penstock.schemas.process.spans import Span, Tracing
 
-UNTRACED = ("/health", "/metrics", "/v1/status", "/page")  # asked again and again
+UNTRACED_PATHS = ("/health", "/metrics", "/v1/status", "/page")  # asked again and again
 
 
 def new_request_id() -> str:
@@ -36,7 +36,7 @@ class Door:
         Raises Unauthorized, OutOfScope, ForeignHost, ForeignPage, QueueUnreachable.
         """
         caller = await self.access.caller(head)
-        if self.tracing is None or head.path.startswith(UNTRACED):
+        if self.tracing is None or head.path.startswith(UNTRACED_PATHS):
             return Ask(caller, idempotency_key)
         from penstock.schemas.process.spans import SpanKind
 

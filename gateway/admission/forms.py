@@ -55,15 +55,15 @@ async def submit(gateway: Gateway, ask: Ask, form: Form) -> tuple[Form, Answerin
     note, kept_s = None, None
     if isinstance(form, AnswerContext) and form.is_kept:
         note, kept_s = await _note(gateway, form), settings.responses_kept_s
-    answering = await gateway.admit(ask, form.job, note, kept_s)
+    stream = await gateway.admit(ask, form.job, note, kept_s)
     form = replace(
         form,
-        job=form.job.model_copy(update={"job_id": answering.job_id}),
-        created_s=answering.created_s,
+        job=form.job.model_copy(update={"job_id": stream.job_id}),
+        created_s=stream.created_s,
         shows_metrics=form.shows_metrics or settings.enable_per_request_metrics,
     )
     if not isinstance(form, AnswerContext):
-        return form, answering
+        return form, stream
     if CHAT_KEY in form.job.repeated:
         await gateway.stored_chats.add(form.job, settings.responses_kept_s)
     form = replace(
@@ -71,7 +71,7 @@ async def submit(gateway: Gateway, ask: Ask, form: Form) -> tuple[Form, Answerin
         names_ids=form.names_ids or settings.return_tokens_as_token_ids,
         options=ALL_USAGE if settings.enable_force_include_usage else form.options,
     )
-    return form, answering
+    return form, stream
 
 
 async def _note(gateway: Gateway, form: AnswerContext) -> str | None:

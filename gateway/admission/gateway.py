@@ -30,7 +30,7 @@ from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, QueueUn
 from penstock.schemas.job import Job
 
 SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-MAX_SHOWN = 16  # names in a header
+MAX_NAMES = 16  # names in a header
 MADE_S = 3600  # what is to be kept counts as stored for so long besides, while it is made
 
 
@@ -184,7 +184,7 @@ class Gateway:
         """Count fields that are ignored, and list them in the answer's headers."""
         if not names:
             return
-        self.metrics.ignored.inc(len(names))
-        shown = [name for name in names if SHOWN_NAME.fullmatch(name)][:MAX_SHOWN]
-        if shown:
-            ask.headers["x-penstock-ignored"] = ", ".join(shown)
+        self.metrics.ignored_fields.inc(len(names))
+        header_names = [name for name in names if SHOWN_NAME.fullmatch(name)][:MAX_NAMES]
+        if header_names:
+            ask.headers["x-penstock-ignored"] = ", ".join(header_names)

@@ -46,25 +46,25 @@ async def read_with_items(
         references = references_of(fields)
         return ReferredItems(fields, references, most_bytes) if references else understood(fields)
 
-    referred = await read_asked(gateway, body, begun)
-    if not isinstance(referred, ReferredItems):
-        return referred
-    for source in referred.sources:
+    items = await read_asked(gateway, body, begun)
+    if not isinstance(items, ReferredItems):
+        return items
+    for source in items.sources:
         with suppress(JobNotFound):  # its items are missed where they are referred to
             if CONVERSATION_ID.fullmatch(source):
-                found = await gateway.conversations.read(tenant, source)
+                conversation = await gateway.conversations.read(tenant, source)
                 await gateway.client.off_loop.run(
-                    tenant, found.num_bytes, referred.take, found.items
+                    tenant, conversation.num_bytes, items.take, conversation.items
                 )
                 continue
             form, status = await stored_form(gateway, source, tenant)
             result = await result_of(gateway, status, tenant)
             num_bytes = form.job.guess_bytes() + (num_bytes_of(result) if result else 0)
             await gateway.client.off_loop.run(
-                tenant, num_bytes, referred.take_response, form, status, result
+                tenant, num_bytes, items.take_response, form, status, result
             )
     return await gateway.client.off_loop.run(
-        tenant, most_bytes, lambda: understood(referred.whole_body())
+        tenant, most_bytes, lambda: understood(items.whole_body())
     )
 
 
@@ -110,12 +110,12 @@ async def _in_conversation(
     job_id = await gateway.client.name_job(
         model, ask.idempotency_key, caller.tenant, caller.account
     )
-    found = await gateway.conversations.read(caller.tenant, name)
-    ids = [entry.job_id for entry in found.entries]
+    conversation = await gateway.conversations.read(caller.tenant, name)
+    ids = [entry.job_id for entry in conversation.entries]
     is_noted = job_id in ids
-    if found.is_open and not is_noted:
+    if conversation.is_open and not is_noted:
         raise ConversationLocked
-    before = found.entries[: ids.index(job_id)] if is_noted else found.entries
+    before = conversation.entries[: ids.index(job_id)] if is_noted else conversation.entries
 
     def made() -> AnswerContext:
         return responses_form(caller, fields, job_id, messages_of(before), name)
@@ -125,8 +125,8 @@ async def _in_conversation(
     form = await gateway.client.off_loop.run(caller.tenant, num_bytes, made)
     if is_noted:
         return form, None
-    await gateway.conversations.begin(found, job_id, items, gateway.most_stored(ask))
-    return form, found
+    await gateway.conversations.begin(conversation, job_id, items, gateway.most_stored(ask))
+    return form, conversation
 
 
 @asynccontextmanager

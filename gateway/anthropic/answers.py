@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
-from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
+from penstock.gateway.follow.resumable import START, ReaderPosition, ResumableStream
 from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error
 from penstock.gateway.openai.texts import TextContext
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Result, Usage
-from penstock.schemas.markup.forms import UNPARSED
+from penstock.schemas.markup.forms import UNPARSED_KEY
 from penstock.schemas.markup.source import CallPiece, Found
 
 _STOP_REASONS: dict[FinishReason, str] = {
@@ -65,7 +65,7 @@ def error_answer(body: ErrorBody) -> JsonObject:
 class MessageEvents(ResumableStream):
     """Renders a message as the events of its blocks: thinking, text and the use of tools."""
 
-    def __init__(self, form: AnswerContext, position: ReaderPosition = NOTHING) -> None:
+    def __init__(self, form: AnswerContext, position: ReaderPosition = START) -> None:
         super().__init__(form.job.job_id, position)
         self._form = form
         self._reader = form.parser.reader(None)
@@ -180,7 +180,7 @@ def _input(arguments: str) -> JsonValue:
     try:
         value: JsonValue = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
-        return {UNPARSED: arguments}
+        return {UNPARSED_KEY: arguments}
     return value
 
 

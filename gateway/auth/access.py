@@ -46,7 +46,7 @@ OVER_LIMIT = "x-penstock-over-limit"
 TOKEN_HEAD = "pss_"
 ADMIN = "/v1/admin"  # not open to everybody where no key was made
 # The first entry that a path begins with names the scope its key needs; other paths take any key.
-NEEDED: tuple[tuple[str, Scope], ...] = (
+PATH_SCOPES: tuple[tuple[str, Scope], ...] = (
     ("/v1/jobs", "jobs"),
     ("/v1/batches", "batches"),
     ("/v1/files", "batches"),
@@ -116,10 +116,10 @@ class Caller:
     def may(self, scope: Scope) -> bool:
         return self.key is None or self.key.allows(scope)
 
-    def bounded(self, asked: PriorityClass) -> PriorityClass:
+    def bounded(self, priority: PriorityClass) -> PriorityClass:
         """Return the priority class that was asked for, or the highest that the key allows."""
         most = self.key.max_priority if self.key else "high"
-        return max(asked, most, key=READY.index)
+        return max(priority, most, key=READY.index)
 
 
 class Access:
@@ -159,8 +159,8 @@ class Access:
         trace = traceparent if re.fullmatch(TRACEPARENT, traceparent) else None
         if path in self._open_paths:
             return Caller(traceparent=trace)
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        bearer = given.strip() if scheme.lower() == "bearer" else ""
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        bearer = credentials.strip() if scheme.lower() == "bearer" else ""
         text = bearer or headers.get("x-api-key", "")  # the latter is Anthropic's
         text = text if len(text) <= MAX_CHARS else ""
         token = text if text.startswith(TOKEN_HEAD) else _shared(head.query)
@@ -188,16 +188,16 @@ class Access:
 
         Every key is compared, each in constant time, so how long it takes tells nothing.
         """
-        given = _digest(text)
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        text_digest = _digest(text)
+        matches = [hmac.compare_digest(text_digest, digest) for digest in self._digests]
         return any(matches)
 
 
 def _refuse_out_of_scope(path: str, key: ApiKey) -> None:
-    for start, scope in NEEDED:
+    for start, scope in PATH_SCOPES:
         if path.startswith(start) and not key.allows(scope):
-            allowed = ", ".join(key.scopes) or "nothing"
-            raise OutOfScope(f"{path} needs a key with the scope {scope}; yours allows {allowed}")
+            scopes = ", ".join(key.scopes) or "nothing"
+            raise OutOfScope(f"{path} needs a key with the scope {scope}; yours allows {scopes}")
 
 
 def _shared(query: bytes) -> str:

@@ -73,8 +73,8 @@ class ApiKey(Wire):
 
     def shown(self) -> dict[str, JsonValue]:
         """Return what may be shown of the record, and its state by this machine's clock."""
-        shown: dict[str, JsonValue] = self.model_dump(mode="json", exclude={"digest"})
-        return shown | {"state": self.state(time.time())}
+        fields: dict[str, JsonValue] = self.model_dump(mode="json", exclude={"digest"})
+        return fields | {"state": self.state(time.time())}
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes

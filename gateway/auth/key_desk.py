@@ -42,7 +42,7 @@ class KeyDesk:
         self._store = store
         self._secret = secret
 
-    async def make(self, asked: KeyRequest, name: str | None = None) -> tuple[str, ApiKey]:
+    async def make(self, request: KeyRequest, name: str | None = None) -> tuple[str, ApiKey]:
         """Make a key. Return its text, which is to be shown once, and its record.
 
         One that was made under the same name is returned again, as it is now.
@@ -52,8 +52,8 @@ class KeyDesk:
         if self._secret is None:
             raise NotServed("this server has no server secret, which keys are made with")
         now_s = await self._store.time_s()
-        expires_s = None if asked.expires_in_s is None else now_s + asked.expires_in_s
-        record = asked.model_dump(exclude={"expires_in_s"})
+        expires_s = None if request.expires_in_s is None else now_s + request.expires_in_s
+        record = request.model_dump(exclude={"expires_in_s"})
         record |= {"created_s": now_s, "expires_s": expires_s}
         try:
             text, key = ApiKey.issue(self._secret, record, name)
@@ -72,20 +72,22 @@ class KeyDesk:
 
         return await self._changed(key_id, revoked)
 
-    async def change(self, key_id: str, asked: KeyChange) -> ApiKey:
+    async def change(self, key_id: str, changes: KeyChange) -> ApiKey:
         """Change a key, whose next jobs are under its new limits. Raises KeyNotFound."""
 
         def changed(key: ApiKey) -> ApiKey:
             limits = key.limits.model_copy(
-                update={name: getattr(asked.limits, name) for name in asked.limits.model_fields_set}
+                update={
+                    name: getattr(changes.limits, name) for name in changes.limits.model_fields_set
+                }
             )
-            name = key.name if asked.name is None else asked.name
+            name = key.name if changes.name is None else changes.name
             return key.model_copy(update={"limits": limits, "name": name})
 
         return await self._changed(key_id, changed)
 
-    async def _changed(self, key_id: str, changed: Callable[[ApiKey], ApiKey]) -> ApiKey:
-        key = await self._store.change(key_id, changed)
+    async def _changed(self, key_id: str, edit: Callable[[ApiKey], ApiKey]) -> ApiKey:
+        key = await self._store.change(key_id, edit)
         if key is None:
             raise KeyNotFound(key_id)
         return key

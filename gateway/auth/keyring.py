@@ -48,8 +48,8 @@ class KeyStore:
         assert isinstance(text, bytes)
         return _read(text)
 
-    async def change(self, key_id: str, changed: Callable[[ApiKey], ApiKey]) -> ApiKey | None:
-        """Replace a key's record by what `changed` makes of it, and return that; None: no such key.
+    async def change(self, key_id: str, edit: Callable[[ApiKey], ApiKey]) -> ApiKey | None:
+        """Replace a key's record by what `edit` makes of it, and return that; None: no such key.
 
         Raises NewerKey.
         """
@@ -57,9 +57,9 @@ class KeyStore:
             text = await self._connection.call("HGET", API_KEYS, key_id)
             if not isinstance(text, bytes):
                 return None
-            key = changed(_read(text))
-            given = API_KEYS, key_id, text, key.dump()
-            if (await self._connection.run("keys/replace", *given))[0] == b"ok":
+            key = edit(_read(text))
+            args = API_KEYS, key_id, text, key.dump()
+            if (await self._connection.run("keys/replace", *args))[0] == b"ok":
                 return key
 
     async def has_ended(self, key_id: str) -> bool:
@@ -106,14 +106,14 @@ class Keyring:
         self._store = KeyStore(redis)
         self._secret = secret or b""
         self._first_s = max(PATIENCE_S, redis.place.retry_s)  # for keys that never came yet
-        self._parsed: dict[bytes, ApiKey | None] = {}
+        self._records: dict[bytes, ApiKey | None] = {}
         self._keys: dict[str, ApiKey] = {}
         self._fresh_until_s = 0.0
         self._known_until_s = 0.0
         self._ahead_s = 0.0  # how far Redis's clock is ahead of the monotonic one
-        self._asking: asyncio.Task[None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
         self._ends = WeakValueDictionary[str, asyncio.Event]()
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self.has_keys = False  # stays true, so that an emptied Redis does not let everybody in
 
     async def find(self, text: str) -> ApiKey | None:
@@ -128,8 +128,8 @@ class Keyring:
     def end(self, key_id: str) -> asyncio.Event:
         """Return what is set once the key is revoked or expires, as long as somebody holds it."""
         event = self._ends.setdefault(key_id, asyncio.Event())
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
+        if self._watch_task is None or self._watch_task.done():
+            self._watch_task = asyncio.create_task(self._watch())
         return event
 
     def _now_s(self) -> float:
@@ -156,10 +156,10 @@ class Keyring:
         Raises QueueUnreachable when Redis is away and the keys in memory are too old or never came.
         """
         if time.monotonic() >= self._fresh_until_s:
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._ask())
+            if self._refresh_task is None or self._refresh_task.done():
+                self._refresh_task = asyncio.create_task(self._ask())
             patience_s = PATIENCE_S if self._known_until_s else self._first_s
-            await asyncio.wait({self._asking}, timeout=patience_s)
+            await asyncio.wait({self._refresh_task}, timeout=patience_s)
         is_old = self.has_keys and time.monotonic() >= self._known_until_s
         if is_old or self._known_until_s == 0:
             raise QueueUnreachable("API keys cannot be checked: Redis could not be reached")
@@ -171,10 +171,10 @@ class Keyring:
             log.warning("API keys are taken from memory: %s", failure.message)
             self._fresh_until_s = time.monotonic() + REFRESH_S
             return
-        self._parsed = {
-            text: self._parsed[text] if text in self._parsed else _parsed(text) for text in texts
+        self._records = {
+            text: self._records[text] if text in self._records else _parsed(text) for text in texts
         }
-        self._keys = {key.key_id: key for key in self._parsed.values() if key is not None}
+        self._keys = {key.key_id: key for key in self._records.values() if key is not None}
         self.has_keys = self.has_keys or bool(texts)
         own_s = time.monotonic()
         self._ahead_s = now_s - own_s

@@ -14,7 +14,7 @@ from typing import Self
 from penstock.schemas.errors import ForeignHost, ForeignPage
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-ANY = "*"
+WILDCARD = "*"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]+)(:[0-9]*)?")
 
 
@@ -57,7 +57,7 @@ class WebPages:
         """
         own = host.lower()
         hosts = frozenset({own, *allowed_hosts})
-        return cls(hosts, not is_loopback(own), is_socket or ANY in allowed_hosts, origins)
+        return cls(hosts, not is_loopback(own), is_socket or WILDCARD in allowed_hosts, origins)
 
     def check(self, method: str, headers: Mapping[str, str]) -> None:
         """Raise ForeignHost, or ForeignPage where the request may change something."""
@@ -72,7 +72,7 @@ class WebPages:
         Another port is another page, though the browser calls it the same site.
         """
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if ANY in self.origins or origin in self.origins:
+        if WILDCARD in self.origins or origin in self.origins:
             return
         if site is None:  # not every browser says it, and none to a server without TLS elsewhere
             own = headers.get("host", "").lower()
@@ -90,7 +90,7 @@ class WebPages:
 
     def _is_own(self, host: str) -> bool:
         labels = host.split(".")
-        above = {".".join([ANY, *labels[at:]]) for at in range(1, len(labels))}
+        above = {".".join([WILDCARD, *labels[at:]]) for at in range(1, len(labels))}
         return host in self.hosts or not above.isdisjoint(self.hosts)
 
 

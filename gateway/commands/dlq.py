@@ -34,8 +34,8 @@ class DlqCommand(OperatorCommand):
 class OfOne(DlqCommand):
     job_id: CliPositionalArg[str] = Field(description="as `penstock dlq list` shows it")
 
-    def say(self, told: dict[str, JsonValue], sentence: str) -> None:
-        print(json.dumps({"job": self.job_id} | told) if self.as_json else sentence)
+    def say(self, fields: dict[str, JsonValue], sentence: str) -> None:
+        print(json.dumps({"job": self.job_id} | fields) if self.as_json else sentence)
 
 
 class ListDead(DlqCommand):
@@ -46,8 +46,8 @@ class ListDead(DlqCommand):
     async def run(self, client: QueueClient) -> None:
         letters, num_dropped = await DeadLetters(client).newest(self.most)
         if self.as_json:
-            shown = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
-            print(json.dumps({"letters": shown, "dropped": num_dropped}))
+            records = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
+            print(json.dumps({"letters": records, "dropped": num_dropped}))
             return
         _console().print(_table(letters))
         if num_dropped:
@@ -63,20 +63,20 @@ class Show(OfOne):
 
     async def run(self, client: QueueClient) -> None:
         letter, job = await DeadLetters(client).get(self.job_id)
-        told: dict[str, JsonValue] = letter.model_dump(mode="json", by_alias=True) | {
+        fields: dict[str, JsonValue] = letter.model_dump(mode="json", by_alias=True) | {
             "crash_dumps": [str(path) for path in self.dumps(letter)],
             "can_be_requeued": job is not None,
         }
         if self.as_json:
-            print(json.dumps(told))
+            print(json.dumps(fields))
             return
-        if not told["crash_dumps"]:
+        if not fields["crash_dumps"]:
             where = "a worker leaves them on its own machine, where its --crash-dump-folder says"
-            told["crash_dumps"] = f"none in {self.crash_dump_folder}; {where}"
+            fields["crash_dumps"] = f"none in {self.crash_dump_folder}; {where}"
         table = Table("field", "value")
-        for name, value in told.items():
-            shown = _time(value) if name.endswith("_ms") and isinstance(value, int) else value
-            table.add_row(name, escape(str(shown)))
+        for name, value in fields.items():
+            cell = _time(value) if name.endswith("_ms") and isinstance(value, int) else value
+            table.add_row(name, escape(str(cell)))
         _console().print(table)
 
     def dumps(self, letter: DeadLetter) -> list[Path]:
@@ -114,9 +114,9 @@ def main(argv: Sequence[str]) -> int:
     return dispatch("penstock dlq", USAGE, COMMANDS, argv, _run)
 
 
-async def _run(asked: DlqCommand) -> None:
-    async with QueueClient.from_url(asked.redis_url) as client:
-        await asked.run(client)
+async def _run(command: DlqCommand) -> None:
+    async with QueueClient.from_url(command.redis_url) as client:
+        await command.run(client)
 
 
 def _console() -> Console:

@@ -32,12 +32,12 @@ COPY_IT = (
 USAGE = "usage: penstock keys create | list | change ID | revoke ID [--flag VALUE ...]"
 
 
-def _seconds(given: object) -> object:
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", str(given))
-    if given is None:
+def _seconds(value: object) -> object:
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", str(value))
+    if value is None:
         return None
     if match is None:
-        raise ValueError(f"{given!r}: give a number with s, m, h or d, such as 30d")
+        raise ValueError(f"{value!r}: give a number with s, m, h or d, such as 30d")
     return int(match[1]) * UNITS_S[match[2]]
 
 
@@ -102,10 +102,10 @@ class Create(KeysCommand, SecretSettings, LimitFlags):
 
         Raises CommandRefused, BadSecret, OSError.
         """
-        known, own = await store.mark(), self.read_secret()
-        if known is not None and own is None:
+        mark, own = await store.mark(), self.read_secret()
+        if mark is not None and own is None:
             raise CommandRefused(f"no server secret is here, and the gateways have one: {COPY_IT}")
-        if known is not None and own is not None and known != mark_of(own):
+        if mark is not None and own is not None and mark != mark_of(own):
             raise CommandRefused(f"the server secret here is not that of the gateways: {COPY_IT}")
         secret = own or self.make_secret()
         await store.note_mark(mark_of(secret))
@@ -130,14 +130,14 @@ class Change(KeysCommand, LimitFlags):
     name: str | None = Field(None, description="for people")
 
     async def run(self, store: KeyStore) -> None:
-        given = Quota.model_fields.keys() & self.model_fields_set
-        limits = {name: getattr(self, name) for name in given}
+        names = Quota.model_fields.keys() & self.model_fields_set
+        limits = {name: getattr(self, name) for name in names}
         try:
-            asked = KeyChange.model_validate({"name": self.name, "limits": limits})
+            changes = KeyChange.model_validate({"name": self.name, "limits": limits})
         except ValidationError as error:
             raise CommandRefused(_error_text(error)) from None
         try:
-            key = await KeyDesk(store, None).change(self.key_id, asked)
+            key = await KeyDesk(store, None).change(self.key_id, changes)
         except KeyNotFound as error:
             raise CommandRefused(f"{error}; `penstock keys list` shows all") from None
         if self.as_json:
@@ -172,10 +172,10 @@ def main(argv: Sequence[str]) -> int:
     return dispatch("penstock keys", USAGE, COMMANDS, argv, _run)
 
 
-async def _run(asked: KeysCommand) -> None:
-    redis = connect(asked.redis_url)
+async def _run(command: KeysCommand) -> None:
+    redis = connect(command.redis_url)
     try:
-        await asked.run(KeyStore(redis))
+        await command.run(KeyStore(redis))
     finally:
         await redis.aclose()
 

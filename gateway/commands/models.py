@@ -28,11 +28,11 @@ class ListModels(ModelsCommand):
     """List the models, also those that no worker serves now."""
 
     async def run(self, client: QueueClient) -> None:
-        found = models(await look(client))
+        entries = models(await look(client))
         if self.as_json:
             print(
                 json.dumps(
-                    [{key: each[key] for key in ("name", "task", *FIGURES)} for each in found]
+                    [{key: entry[key] for key in ("name", "task", *FIGURES)} for entry in entries]
                 )
             )
             return
@@ -40,9 +40,9 @@ class ListModels(ModelsCommand):
             Column(name, justify="right") for name in ("context", "workers", "queued", "running")
         )
         table = Table("model", "task", *columns)
-        for each in found:
-            figures = ("-" if each[key] is None else f"{each[key]}" for key in FIGURES)
-            table.add_row(Text(f"{each['name']}"), f"{each['task']}", *figures)
+        for entry in entries:
+            figures = ("-" if entry[key] is None else f"{entry[key]}" for key in FIGURES)
+            table.add_row(Text(f"{entry['name']}"), f"{entry['task']}", *figures)
         Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
@@ -55,8 +55,8 @@ class RemoveModel(ModelsCommand):
 
     async def run(self, client: QueueClient) -> None:
         await KnownModels(client).remove(self.model)
-        told = {"model": self.model, "removed": True}
-        print(json.dumps(told) if self.as_json else f"{self.model} was removed")
+        fields = {"model": self.model, "removed": True}
+        print(json.dumps(fields) if self.as_json else f"{self.model} was removed")
 
 
 COMMANDS: dict[str, type[ModelsCommand]] = {"list": ListModels, "remove": RemoveModel}

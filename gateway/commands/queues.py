@@ -22,16 +22,19 @@ class QueuesCommand(OperatorCommand):
     async def run(self, fleet: Fleet) -> None:
         raise NotImplementedError
 
-    def say(self, queues: Sequence[JsonObject], shown: object) -> None:
+    def say(self, queues: Sequence[JsonObject], output: object) -> None:
         if self.as_json:
-            print(json.dumps(shown))
+            print(json.dumps(output))
             return
         columns = (Column(name, justify="right") for name in ("queued", "running"))
         table = Table("model", "state", *columns)
-        for each in queues:
-            state = Text("paused", "yellow") if each["is_paused"] else Text("open", "green")
+        for queue in queues:
+            state = Text("paused", "yellow") if queue["is_paused"] else Text("open", "green")
             table.add_row(
-                Text(f"{each['model']}"), state, f"{each['num_queued']}", f"{each['num_running']}"
+                Text(f"{queue['model']}"),
+                state,
+                f"{queue['num_queued']}",
+                f"{queue['num_running']}",
             )
         Console(width=None if sys.stdout.isatty() else 120).print(table)
 
@@ -50,8 +53,8 @@ class PauseQueue(QueuesCommand):
     model: CliPositionalArg[str] = Field(description="as `penstock queues list` shows it")
 
     async def run(self, fleet: Fleet) -> None:
-        shown = await fleet.set_paused(self.model, True)
-        self.say([shown], shown)
+        queue = await fleet.set_paused(self.model, True)
+        self.say([queue], queue)
 
 
 class ResumeQueue(QueuesCommand):
@@ -60,8 +63,8 @@ class ResumeQueue(QueuesCommand):
     model: CliPositionalArg[str] = Field(description="as `penstock queues list` shows it")
 
     async def run(self, fleet: Fleet) -> None:
-        shown = await fleet.set_paused(self.model, False)
-        self.say([shown], shown)
+        queue = await fleet.set_paused(self.model, False)
+        self.say([queue], queue)
 
 
 COMMANDS: dict[str, type[QueuesCommand]] = {

@@ -67,14 +67,14 @@ async def _replay(settings: ReplaySettings, differs: list[bool]) -> None:
         with Console(stderr=True).status(f"{again} runs on the model {job.model}"):
             after = await client.result(again, tenant=settings.tenant)
         if after is None or after.error is not None:
-            told = "nothing" if after is None or after.error is None else after.error.message
-            raise CommandRefused(f"{again} failed: {told}")
-        compared = [*_compared(before.choices, after.choices)]
-        differs += [not each["is_same"] for each in compared]
+            reason = "nothing" if after is None or after.error is None else after.error.message
+            raise CommandRefused(f"{again} failed: {reason}")
+        comparisons = [*_compared(before.choices, after.choices)]
+        differs += [not comparison["is_same"] for comparison in comparisons]
         if settings.as_json:
-            print(json.dumps({"job": job_id, "replayed_as": again, "choices": compared}))
+            print(json.dumps({"job": job_id, "replayed_as": again, "choices": comparisons}))
         else:
-            _show(compared)
+            _show(comparisons)
 
 
 def _again(job: Job, job_id: str) -> Job:
@@ -88,34 +88,36 @@ def _again(job: Job, job_id: str) -> Job:
 
 def _compared(before: Sequence[Choice], after: Sequence[Choice]) -> Iterator[JsonObject]:
     """Yield for each choice whether both runs say the same, and the first token that differs."""
-    for one, other in zip(before, after, strict=True):
-        pairs = [*enumerate(zip_longest(one.token_ids, other.token_ids))]
-        first = next((at for at, (mine, theirs) in pairs if mine != theirs), None)
-        is_same = first is None and (one.text, one.vector) == (other.text, other.vector)
+    for old, new in zip(before, after, strict=True):
+        pairs = [*enumerate(zip_longest(old.token_ids, new.token_ids))]
+        first = next((at for at, (old_id, new_id) in pairs if old_id != new_id), None)
+        is_same = first is None and (old.text, old.vector) == (new.text, new.vector)
         yield {
-            "index": one.index,
-            "num_tokens": len(one.token_ids),
+            "index": old.index,
+            "num_tokens": len(old.token_ids),
             "is_same": is_same,
             "differs_at": first,
-            "before": None if is_same else one.text,
-            "after": None if is_same else other.text,
+            "before": None if is_same else old.text,
+            "after": None if is_same else new.text,
         }
 
 
-def _show(compared: Sequence[JsonObject]) -> None:
+def _show(comparisons: Sequence[JsonObject]) -> None:
     table = Table(Column("choice", justify="right"), Column("tokens", justify="right"), "")
-    for each in compared:
-        at = each["differs_at"]
-        where = "the same" if each["is_same"] else "differs"
+    for comparison in comparisons:
+        at = comparison["differs_at"]
+        where = "the same" if comparison["is_same"] else "differs"
         where = where if at is None else f"differs from token {at} on"
-        told = Text(where, "green" if each["is_same"] else "bold red")
-        table.add_row(f"{each['index']}", f"{each['num_tokens']}", told)
+        verdict = Text(where, "green" if comparison["is_same"] else "bold red")
+        table.add_row(f"{comparison['index']}", f"{comparison['num_tokens']}", verdict)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    for each in compared:
-        if not each["is_same"]:
+    for comparison in comparisons:
+        if not comparison["is_same"]:
             console.print(
-                Text(f"before: {each['before']}"), Text(f"after:  {each['after']}"), sep="\n"
+                Text(f"before: {comparison['before']}"),
+                Text(f"after:  {comparison['after']}"),
+                sep="\n",
             )
 
 

@@ -66,15 +66,19 @@ class Top:
         self,
         models: Sequence[JsonObject],
         workers: Sequence[JsonObject],
-        stored: Sequence[StorageUse],
+        storage: Sequence[StorageUse],
     ) -> Group:
         now_s = time.monotonic()
-        rates = {str(each["worker"]): self._rate(each, now_s - self._seen_s) for each in workers}
-        self._tokens = {str(each["worker"]): _int(each["generation_tokens"]) for each in workers}
+        rates = {
+            str(worker["worker"]): self._rate(worker, now_s - self._seen_s) for worker in workers
+        }
+        self._tokens = {
+            str(worker["worker"]): _int(worker["generation_tokens"]) for worker in workers
+        }
         self._seen_s = now_s
         tables: list[Table | Text] = [_model_table(models), Text(), _worker_table(workers, rates)]
-        if stored:
-            tables += [Text(), _storage_table(stored)]
+        if storage:
+            tables += [Text(), _storage_table(storage)]
         return Group(*tables)
 
     def _rate(self, worker: JsonObject, seconds: float) -> str:
@@ -92,14 +96,14 @@ def main(argv: Sequence[str]) -> int:
 async def _show(settings: TopSettings, console: Console) -> None:
     async with QueueClient.from_url(settings.redis_url) as client:
         lanes, accounts = await look(client), StorageAccounts(client.redis)
-        stored = await _stored(accounts)
+        storage = await _stored(accounts)
         if settings.as_json:
-            shown: JsonObject = {"models": [*models(lanes)], "workers": [*workers(lanes)]}
-            shown["storage"] = [each.shape() for each in stored]
-            print(json.dumps(shown))
+            snapshot: JsonObject = {"models": [*models(lanes)], "workers": [*workers(lanes)]}
+            snapshot["storage"] = [use.shape() for use in storage]
+            print(json.dumps(snapshot))
             return
         top = Top()
-        tables = top.tables(models(lanes), workers(lanes), stored)
+        tables = top.tables(models(lanes), workers(lanes), storage)
         if not console.is_terminal:
             console.print(tables)
             return
@@ -107,8 +111,8 @@ async def _show(settings: TopSettings, console: Console) -> None:
             while True:
                 await asyncio.sleep(settings.every_s)
                 try:
-                    lanes, stored = await look(client), await _stored(accounts)
-                    live.update(top.tables(models(lanes), workers(lanes), stored), refresh=True)
+                    lanes, storage = await look(client), await _stored(accounts)
+                    live.update(top.tables(models(lanes), workers(lanes), storage), refresh=True)
                 except QueueUnreachable as error:
                     live.update(Text(f"{error.message}; trying again", "bold red"), refresh=True)
 
@@ -126,12 +130,12 @@ async def _stored(accounts: StorageAccounts) -> list[StorageUse]:
 def _model_table(models: Sequence[JsonObject]) -> Table:
     names = ("workers", "queued", "running", "ended", "delayed", "crashes", "dead letters")
     table = _table("model", *names, caption=None if models else "no model was ever served here")
-    for each in models:
+    for model in models:
         fields = ("num_workers", "num_queued", "num_running", "num_ended", "num_delayed")
-        counts = [f"{_int(each[field]):,}" for field in fields]
-        wrong = [_flagged(each.get("crashed", 0)), _flagged(each["num_dead_letters"])]
-        name = Text(str(each["name"]))
-        if each["is_paused"]:
+        counts = [f"{_int(model[field]):,}" for field in fields]
+        wrong = [_flagged(model.get("crashed", 0)), _flagged(model["num_dead_letters"])]
+        name = Text(str(model["name"]))
+        if model["is_paused"]:
             name.append(" paused", "yellow")
         table.add_row(name, *counts, *wrong)
     return table
@@ -140,18 +144,18 @@ def _model_table(models: Sequence[JsonObject]) -> Table:
 def _worker_table(workers: Sequence[JsonObject], rates: dict[str, str]) -> Table:
     names = ("state", "running", "waiting", "KV", "tokens/s", "preempted")
     table = _table("worker", "model", *names, caption=None if workers else "no worker is there")
-    for each in workers:
-        held, blocks = _int(each["num_held_blocks"]), _int(each["num_blocks"]) or 1
-        state = str(each["state"])
+    for worker in workers:
+        num_held, blocks = _int(worker["num_held_blocks"]), _int(worker["num_blocks"]) or 1
+        state = str(worker["state"])
         table.add_row(
-            Text(str(each["worker"])),
-            Text(_served(each)),
+            Text(str(worker["worker"])),
+            Text(_served(worker)),
             Text(state, STATES[state]),
-            f"{_int(each['num_running'])} of {_int(each['max_num_seqs'])}",
-            f"{_int(each['num_waiting']):,}",
-            f"{held / blocks:.0%}",
-            rates[str(each["worker"])],
-            f"{_int(each['num_preemptions']):,}",
+            f"{_int(worker['num_running'])} of {_int(worker['max_num_seqs'])}",
+            f"{_int(worker['num_waiting']):,}",
+            f"{num_held / blocks:.0%}",
+            rates[str(worker["worker"])],
+            f"{_int(worker['num_preemptions']):,}",
         )
     return table
 
@@ -162,12 +166,12 @@ def _served(worker: JsonObject) -> str:
     return f"{worker['model']} and {num_more} more" if num_more > 0 else str(worker["model"])
 
 
-def _storage_table(stored: Sequence[StorageUse]) -> Table:
-    hidden = len(stored) - MOST_TENANTS
+def _storage_table(storage: Sequence[StorageUse]) -> Table:
+    hidden = len(storage) - MOST_TENANTS
     caption = f"and {counted(hidden, 'more tenant', ',')}" if hidden > 0 else None
     table = _table("tenant", "MB stored", "things", caption=caption)
-    for each in stored[:MOST_TENANTS]:
-        table.add_row(Text(each.tenant), f"{each.used_bytes / 1e6:,.1f}", f"{each.num_things:,}")
+    for use in storage[:MOST_TENANTS]:
+        table.add_row(Text(use.tenant), f"{use.used_bytes / 1e6:,.1f}", f"{use.num_things:,}")
     return table
 
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from penstock.gateway.commands.terminal import CommandRefused, run
-from penstock.gateway.webhooks.outbound import ALLOWING
+from penstock.gateway.webhooks.outbound import ALLOW_FLAGS
 from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.counted import counted
 from penstock.schemas.process.exit_status import BAD_USAGE
@@ -42,20 +42,20 @@ async def add(webhooks: Webhooks, tenant: str, url: str) -> None:
         raise CommandRefused(f"{url}: a receiver's URL begins like https://example.com/")
     endpoint = await webhooks.add(tenant, url)
     print(f"{endpoint.id}  {endpoint.url}\nsecret: {await webhooks.secret(tenant)}")
-    print(f"It is called where gateways and housekeeping have {ALLOWING}.", file=sys.stderr)
+    print(f"It is called where gateways and housekeeping have {ALLOW_FLAGS}.", file=sys.stderr)
 
 
 async def show(webhooks: Webhooks, tenant: str, _: str) -> None:
-    endpoints, sent = await webhooks.endpoints(tenant), await webhooks.webhooks(tenant)
+    endpoints, deliveries = await webhooks.endpoints(tenant), await webhooks.webhooks(tenant)
     for endpoint in endpoints:
         print(f"{endpoint.id}  {endpoint.url}")
-    for webhook in sent:
-        tried = counted(webhook.attempts, "attempt")
+    for webhook in deliveries:
+        attempts = counted(webhook.attempts, "attempt")
         answer = f", {webhook.answer}" if webhook.answer else ""
-        print(f"{webhook.id}  {webhook.state}  {tried}{answer}  {webhook.url}")
-    if not endpoints and not sent:
-        told = "has no receiver of all its events, and was sent no webhook lately"
-        print(f"tenant {tenant!r} {told}", file=sys.stderr)
+        print(f"{webhook.id}  {webhook.state}  {attempts}{answer}  {webhook.url}")
+    if not endpoints and not deliveries:
+        sentence = "has no receiver of all its events, and was sent no webhook lately"
+        print(f"tenant {tenant!r} {sentence}", file=sys.stderr)
 
 
 async def remove(webhooks: Webhooks, tenant: str, endpoint_id: str) -> None:
@@ -66,10 +66,10 @@ async def redeliver(webhooks: Webhooks, tenant: str, webhook_id: str) -> None:
     _refuse_unknown(await webhooks.redeliver(tenant, webhook_id), tenant, webhook_id)
 
 
-async def secret(webhooks: Webhooks, tenant: str, which: str) -> None:
-    if which not in ("", "new"):
-        raise CommandRefused(f"{which}: `secret` shows what signs, `secret new` draws another")
-    if which == "new":
+async def secret(webhooks: Webhooks, tenant: str, option: str) -> None:
+    if option not in ("", "new"):
+        raise CommandRefused(f"{option}: `secret` shows what signs, `secret new` draws another")
+    if option == "new":
         await webhooks.forget_secret(tenant)
     print(await webhooks.secret(tenant))
 

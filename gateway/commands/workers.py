@@ -33,15 +33,15 @@ class ListWorkers(WorkersCommand):
     """List all workers, with their state; `penstock top` shows them as they change."""
 
     async def run(self, client: QueueClient) -> None:
-        found = workers(await look(client))
+        entries = workers(await look(client))
         if self.as_json:
-            print(json.dumps(found))
+            print(json.dumps(entries))
             return
         table = Table("worker", "model", "state", "running")
-        for each in found:
+        for entry in entries:
             table.add_row(
-                *(Text(f"{each[name]}") for name in ("worker", "model", "state")),
-                f"{each['num_running']} of {each['max_num_seqs']}",
+                *(Text(f"{entry[name]}") for name in ("worker", "model", "state")),
+                f"{entry['num_running']} of {entry['max_num_seqs']}",
             )
         Console(width=None if sys.stdout.isatty() else 140).print(table)
 
@@ -52,8 +52,8 @@ class TellWorker(WorkersCommand):
 
     async def run(self, client: QueueClient) -> None:
         await Fleet(client).tell(self.worker, self.order)
-        told = {"worker": self.worker, "told": self.order}
-        print(json.dumps(told) if self.as_json else f"{self.worker} was told to {self.order}")
+        fields = {"worker": self.worker, "told": self.order}
+        print(json.dumps(fields) if self.as_json else f"{self.worker} was told to {self.order}")
 
 
 class DrainWorker(TellWorker):
@@ -82,9 +82,9 @@ class ResetPrefixCaches(WorkersCommand):
     """Let all workers forget what they have computed: no later job finds it in a cache."""
 
     async def run(self, client: QueueClient) -> None:
-        told = await Fleet(client).reset_prefix_caches()
-        sentence = f"told {counted(len(told), 'worker')}"
-        print(json.dumps({"workers": told}) if self.as_json else sentence)
+        names = await Fleet(client).reset_prefix_caches()
+        sentence = f"told {counted(len(names), 'worker')}"
+        print(json.dumps({"workers": names}) if self.as_json else sentence)
 
 
 COMMANDS: dict[str, type[WorkersCommand]] = {
@@ -100,9 +100,9 @@ def main(argv: Sequence[str]) -> int:
     return dispatch("penstock workers", USAGE, COMMANDS, argv, _run)
 
 
-async def _run(asked: WorkersCommand) -> None:
-    async with QueueClient.from_url(asked.redis_url) as client:
-        await asked.run(client)
+async def _run(command: WorkersCommand) -> None:
+    async with QueueClient.from_url(command.redis_url) as client:
+        await command.run(client)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ CARDS_S = 1.0  # how old the list of models may be, in seconds
 def only(cards: Mapping[str, ModelCard]) -> str:
     """Return the one model that is served. Raises InvalidJob where there are none or several."""
     if len(cards) != 1:
-        served = ", ".join(sorted(cards)) or "none at present"
-        raise InvalidJob(f"model: give one; served: {served}", "model")
+        names = ", ".join(sorted(cards)) or "none at present"
+        raise InvalidJob(f"model: give one; served: {names}", "model")
     return next(iter(cards))
 
 
@@ -91,8 +91,8 @@ class Lanes:
     async def _refresh(self) -> None:
         self._cards = await self._registry.cards()
         self._cards_until = time.monotonic() + CARDS_S
-        known = self._queues.items()
-        self._queues = {label: each for label, each in known if each.lane.model in self._cards}
+        items = self._queues.items()
+        self._queues = {label: queue for label, queue in items if queue.lane.model in self._cards}
         for card in self._cards.values():
             for number in range(card.lanes):
                 lane = card.lane(number)

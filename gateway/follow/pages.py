@@ -17,7 +17,7 @@ Read = tuple[Page, Mark | None]
 
 
 @dataclass(slots=True, eq=False)
-class _Planned:
+class _Lookup:
     """A read that has not begun, and those who wait for its page besides the one who does it."""
 
     readers: list[Reader]
@@ -40,7 +40,7 @@ class LogPages:
         self._turns = turns
         self._first = FairPlaces(PAGES_AT_ONCE)
         self._behind = FairPlaces(PAGES_AT_ONCE)
-        self._planned: dict[tuple[str, str, int, bool], _Planned] = {}
+        self._lookups: dict[tuple[str, str, int, bool], _Lookup] = {}
 
     async def read(
         self, queue: Queue, tenant: str, job_id: str, at: int, channel: str, reader: Reader,
@@ -52,34 +52,34 @@ class LogPages:
         QueueUnreachable.
         """
         key = tenant, job_id, at, is_behind
-        while (planned := self._planned.get(key)) is not None:
-            planned.readers.append(reader)
-            if (read := await asyncio.shield(planned.page)) is not None:
+        while (lookup := self._lookups.get(key)) is not None:
+            lookup.readers.append(reader)
+            if (read := await asyncio.shield(lookup.page)) is not None:
                 return read
-        planned = self._planned[key] = _Planned([reader])
+        lookup = self._lookups[key] = _Lookup([reader])
         try:
             if is_behind:
                 await self._turns.turn(tenant)
             async with (self._behind if is_behind else self._first).place(tenant):
-                del self._planned[key]  # who comes from now on may miss what is published meanwhile
-                for each in planned.readers:
-                    each.begin()
+                del self._lookups[key]  # who comes from now on may miss what is published meanwhile
+                for waiter in lookup.readers:
+                    waiter.begin()
                 with self._patience.noted():
                     mark = await self._disk.begin(queue.lane.prefix)
                     read = await queue.attach(tenant, job_id, channel, at), mark
         except BaseException as error:
-            if self._planned.get(key) is planned:
-                del self._planned[key]
-            self._fail(planned, error)
+            if self._lookups.get(key) is lookup:
+                del self._lookups[key]
+            self._fail(lookup, error)
             raise
         self._patience.succeed()
-        planned.page.set_result(read)
+        lookup.page.set_result(read)
         return read
 
-    def _fail(self, planned: _Planned, error: BaseException) -> None:
+    def _fail(self, lookup: _Lookup, error: BaseException) -> None:
         """Hand an error on to those who wait. Where it is theirs alone who read, another reads."""
-        if isinstance(error, Exception) and len(planned.readers) > 1:
-            planned.page.set_exception(error)
-            planned.page.exception()  # nobody may wait any more, which is no failure
+        if isinstance(error, Exception) and len(lookup.readers) > 1:
+            lookup.page.set_exception(error)
+            lookup.page.exception()  # nobody may wait any more, which is no failure
         else:
-            planned.page.set_result(None)
+            lookup.page.set_result(None)

@@ -14,24 +14,25 @@ _ID = re.compile(r"([^.]*)(?:[.]([0-9]{1,6}))?")
 class ReaderPosition(NamedTuple):
     """The place up to which a caller has a stream.
 
-    The caller has the tokens that `had` counts, and `num_chunks` chunks of the event after them.
-    The checksum in `had` is that of the last event that the caller has, wholly or in part.
+    The caller has the tokens that `progress` counts, and `num_chunks` chunks of the event after
+    them. The checksum in `progress` is that of the last event that the caller has, wholly or in
+    part.
     """
 
     id: str
-    had: Had
+    progress: Had
     num_chunks: int = 0
 
     @classmethod
     def parse(cls, text: str, param: str) -> Self:
         """Read a chunk's id. Raises InvalidJob."""
-        found = _ID.fullmatch(text)
-        head, number = found.groups() if found else (text, None)
+        match = _ID.fullmatch(text)
+        head, number = match.groups() if match else (text, None)
         return cls(text, Had.parse(head, param), int(number or 0))
 
     def fits(self, event: Delta | Done) -> bool:
         """Return whether the event is one of those that the caller had, or comes after them."""
-        tokens, checksum = self.had
+        tokens, checksum = self.progress
         if isinstance(event, Done):
             return tokens + bool(self.num_chunks) <= event.position
         is_whole = not event.position < tokens < event.end
@@ -41,7 +42,7 @@ class ReaderPosition(NamedTuple):
         )
 
 
-NOTHING = ReaderPosition("", Had(0))
+START = ReaderPosition("", Had(0))
 
 
 class ResumableStream:
@@ -54,10 +55,10 @@ class ResumableStream:
     the caller had, StreamDiverged is raised.
     """
 
-    def __init__(self, job_id: str, seen: ReaderPosition = NOTHING) -> None:
-        self.last_id = seen.id
+    def __init__(self, job_id: str, position: ReaderPosition = START) -> None:
+        self.last_id = position.id
         self._job_id = job_id
-        self._seen = seen
+        self._position = position
 
     def render(self, event: Delta | Done | Failed) -> bytes:
         """Return the event's chunks, without those that the caller has.
@@ -66,12 +67,12 @@ class ResumableStream:
         """
         if isinstance(event, Failed):
             return self.render_error(event)
-        if not self._seen.fits(event):
-            raise StreamDiverged(self._job_id, self._seen.had.position)
+        if not self._position.fits(event):
+            raise StreamDiverged(self._job_id, self._position.progress.position)
         if not isinstance(event, Delta):
             return self.ending(event)
         chunks = self.chunks(event)
-        if event.end <= self._seen.had.position:
+        if event.end <= self._position.progress.position:
             return b""
         if len(chunks) == 1:
             return b"id: %b\n%b" % (event.id.encode(), chunks[0])
@@ -89,8 +90,8 @@ class ResumableStream:
         raise NotImplementedError
 
     def _numbered(self, event: Delta, chunks: list[bytes]) -> Iterator[bytes]:
-        _, had, num_seen = self._seen
-        had_of_it = num_seen if event.position == had.position else 0
+        _, progress, num_seen = self._position
+        had_of_it = num_seen if event.position == progress.position else 0
         before = Had(event.position, event.checksum)
         for number, chunk in enumerate(chunks, 1):
             if number == len(chunks):

@@ -30,12 +30,12 @@ class Subscription:
         self._silence_s = silence_s
         self._max_unread = max_unread
         self._readers: dict[str, set[Reader]] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.wait([self._watch_task])
         await self._subscriber.aclose()
 
     async def subscribe(self, channel: str) -> None:
@@ -44,8 +44,8 @@ class Subscription:
 
     @contextlib.contextmanager
     def reader(self, job_id: str) -> Iterator[Reader]:
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
+        if self._watch_task is None:
+            self._watch_task = asyncio.create_task(self._watch())
         reader = Reader(self._max_unread)
         self._readers.setdefault(job_id, set()).add(reader)
         try:

@@ -81,11 +81,11 @@ async def run_chores(
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
     """Cancel tasks until they have ended. redis-py on Python 3.11 may lose a cancellation."""
-    left = {*tasks}
-    while left:
-        for task in left:
+    rest = {*tasks}
+    while rest:
+        for task in rest:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        _, rest = await asyncio.wait(rest, timeout=CANCEL_AGAIN_S)
     await asyncio.gather(*tasks, return_exceptions=True)
 
 

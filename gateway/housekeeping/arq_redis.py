@@ -29,8 +29,8 @@ async def connect_arq(redis_url: str, chores_redis_url: str | None = None) -> Ar
     Raises LinkLost or ServerRefused where no primary is found.
     """
     place = chores_place(redis_url, chores_redis_url)
-    async with Redis(place) as ours:
-        server = await ours.find("")
+    async with Redis(place) as redis:
+        server = await redis.find("")
     files = dict(parse_qsl(urlsplit(chores_redis_url or redis_url).query))
     return ArqRedis(
         job_serializer=as_json,

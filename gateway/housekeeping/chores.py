@@ -105,8 +105,8 @@ class Chores:
 
     async def keep_lanes(self, ctx: dict[str, ArqRedis]) -> None:
         """Reap and sweep every lane of every known model, and cancel the jobs of ended keys."""
-        ended = await KeyStore(self.client.redis).ended()
-        accounts = [key.account.name for key in ended]
+        keys = await KeyStore(self.client.redis).ended()
+        accounts = [key.account.name for key in keys]
 
         async def keep(queue: Queue) -> int:
             return await queue.reap() + await queue.sweep() + await queue.revoke(accounts)
@@ -149,19 +149,19 @@ class Chores:
         await self._each_lane(look)
         await self.storage.all()  # it forgets what is gone
 
-    async def _hand_on(self, ended: Ended) -> None:
+    async def _hand_on(self, entry: Ended) -> None:
         """Tell all that wait for a job's end. It may be repeated."""
-        if ended.note.webhook is not None:
-            await self.postman.tell(_occurrence(ended), ended.note.webhook)
-        if ended.note.batch is not None:
-            await self.batches.due.poke(ended.note.batch, str(ended.note.line))
-        if ended.note.conversation is not None:
+        if entry.note.webhook is not None:
+            await self.postman.tell(_occurrence(entry), entry.note.webhook)
+        if entry.note.batch is not None:
+            await self.batches.due.poke(entry.note.batch, str(entry.note.line))
+        if entry.note.conversation is not None:
             with suppress(ConversationNotFound, ConversationLocked):  # it was deleted, or is in use
-                await self.conversations.read(ended.tenant, ended.note.conversation)
-        if ended.note.is_large:
-            await self.to_disk.due.poke(ended.tenant, ended.job)
-        if ended.bytes:
-            await self.storage.resize(ended.tenant, ended.job, ended.bytes)
+                await self.conversations.read(entry.tenant, entry.note.conversation)
+        if entry.note.is_large:
+            await self.to_disk.due.poke(entry.tenant, entry.job)
+        if entry.bytes:
+            await self.storage.resize(entry.tenant, entry.job, entry.bytes)
 
     async def _each_lane(self, work: Callable[[Queue], Awaitable[int]]) -> None:
         """Do the work for each lane.
@@ -187,15 +187,15 @@ async def _hand_over(arq: ArqRedis, due: Due, chore: str) -> None:
         )
 
 
-def _occurrence(ended: Ended) -> Occurrence:
+def _occurrence(entry: Ended) -> Occurrence:
     """Return the event that tells of a job's end, under OpenAI's name if it is a response's."""
-    usage: JsonValue = ended.usage.model_dump()
-    told: dict[str, JsonValue] = {"state": ended.state, "usage": usage}
-    state: str = ended.state
-    if ended.state == "succeeded" and ended.cut:
+    usage: JsonValue = entry.usage.model_dump()
+    details: dict[str, JsonValue] = {"state": entry.state, "usage": usage}
+    state: str = entry.state
+    if entry.state == "succeeded" and entry.cut:
         state = "incomplete"
-        told["incomplete_details"] = {"reason": _INCOMPLETE[ended.cut]}
-    kind, subject = f"job.{state}", ended.job
-    if ended.note.is_response:
-        kind, subject = f"response.{_OF_RESPONSES.get(state, 'failed')}", f"resp_{ended.job}"
-    return Occurrence(ended.tenant, kind, subject, ended.ended_ms, told)
+        details["incomplete_details"] = {"reason": _INCOMPLETE[entry.cut]}
+    kind, subject = f"job.{state}", entry.job
+    if entry.note.is_response:
+        kind, subject = f"response.{_OF_RESPONSES.get(state, 'failed')}", f"resp_{entry.job}"
+    return Occurrence(entry.tenant, kind, subject, entry.ended_ms, details)

@@ -86,9 +86,9 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
 
     @field_validator("chores_redis_url")
     @classmethod
-    def is_one_of_arqs(cls, url: str | None, others: ValidationInfo) -> str | None:
-        if "redis_url" in others.data:  # else it is wrong, and has its own error
-            chores_place(others.data["redis_url"], url)
+    def is_one_of_arqs(cls, url: str | None, fields: ValidationInfo) -> str | None:
+        if "redis_url" in fields.data:  # else it is wrong, and has its own error
+            chores_place(fields.data["redis_url"], url)
         return url
 
 
@@ -134,10 +134,10 @@ async def _serve(
     chores: Chores, settings: HousekeepingSettings, read_again: Callable[[], None]
 ) -> NoReturn:
     """Run the chores until a signal cancels them."""
-    loop, this = asyncio.get_running_loop(), asyncio.current_task()
-    assert this is not None
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, this.cancel)
+        loop.add_signal_handler(number, task.cancel)
     loop.add_signal_handler(signal.SIGHUP, read_again)
     log.info("housekeeping started its chores")
 

@@ -33,7 +33,7 @@ class Reconciler:
         Returns what was mended, and of which job or list.
         """
         prefix, until = queue.lane.prefix, time.monotonic() + for_s
-        connection, mended = Connection(self.redis), list[tuple[str, str]]()
+        connection, repairs = Connection(self.redis), list[tuple[str, str]]()
         while time.monotonic() < until:
             cursor = self._cursors.get(prefix, b"0")
             reply = await connection.run(
@@ -41,10 +41,10 @@ class Reconciler:
             )
             self._cursors[prefix] = reply[0]
             texts = [text.decode() for text in reply[1:]]
-            for what, where in zip(texts[::2], texts[1::2], strict=True):
-                log.warning("lane %s: mended %s of %s", queue.lane.label, what, where)
-                mended.append((what, where))
+            for repair, where in zip(texts[::2], texts[1::2], strict=True):
+                log.warning("lane %s: mended %s of %s", queue.lane.label, repair, where)
+                repairs.append((repair, where))
             if reply[0] == b"0":
                 break
             await asyncio.sleep(PAUSE_S)
-        return mended
+        return repairs

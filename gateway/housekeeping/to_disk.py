@@ -28,9 +28,9 @@ class ToDisk:
 
     async def advance(self, tenant: str, turn: int) -> None:
         """Move what a tenant has, for at most about `TURN_S` seconds."""
-        async with self.due.holding(tenant, turn, LEASE_MS) as held:
+        async with self.due.holding(tenant, turn, LEASE_MS) as lease:
             until = time.monotonic() + TURN_S
-            while held and time.monotonic() < until:
+            while lease and time.monotonic() < until:
                 names = await self.due.items(tenant, AT_ONCE)
                 if not names:
                     return

@@ -30,8 +30,8 @@ class HttpBody:
         """Read the body. Raises UnreadableBody, BodyTooLarge, InvalidJob, Cancelled."""
         encoding = self.request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", "gzip"):
-            known = "send it as it is, or by gzip"
-            raise UnreadableBody(f"Content-Encoding: {encoding[:40]!r} is not read here; {known}")
+            advice = "send it as it is, or by gzip"
+            raise UnreadableBody(f"Content-Encoding: {encoding[:40]!r} is not read here; {advice}")
         limit_bytes = self.gateway.settings.max_body_bytes
         raw = await _received(self.request, limit_bytes)
         if not raw and self.may_be_empty:
@@ -77,16 +77,16 @@ def _unpacked(raw: bytes, limit_bytes: int) -> bytes:
 
 
 async def _received(request: Request, limit_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "0")
+    length = request.headers.get("content-length", "0")
     sentence = f"the body is larger than {limit_bytes} bytes"
-    if declared.isdecimal() and int(declared) > limit_bytes:
+    if length.isdecimal() and int(length) > limit_bytes:
         raise BodyTooLarge(sentence)
-    received = bytearray()
+    body = bytearray()
     try:
         async for piece in request.stream():  # a chunked body declares no length
-            received += piece
-            if len(received) > limit_bytes:
+            body += piece
+            if len(body) > limit_bytes:
                 raise BodyTooLarge(sentence)
     except ClientDisconnect:
         raise Cancelled("the caller hung up before the end of the body") from None
-    return bytes(received)
+    return bytes(body)

@@ -47,8 +47,8 @@ def error_response(
         headers["www-authenticate"] = "Bearer"
     if path.startswith("/v1/responses"):
         body = as_called(body)
-    shown = error_answer(body) if path.startswith("/v1/messages") else error(body, more)
-    content = to_json_in_pieces(shown)
+    answer = error_answer(body) if path.startswith("/v1/messages") else error(body, more)
+    content = to_json_in_pieces(answer)
     return Response(content, body.status, headers, "application/json")
 
 
@@ -76,16 +76,16 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, failure: HTTPException) -> Response:
-        told = _routing_error(request, failure.status_code)
-        response = error_response(told, path=request.url.path)
+        body = _routing_error(request, failure.status_code)
+        response = error_response(body, path=request.url.path)
         if failure.status_code == 405:
             response.headers["allow"] = ", ".join(_allowed(routes, request))
         return response
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, failure: Exception) -> Response:
-        unknown = PenstockError("the gateway failed; its log says why")
-        return response_to(unknown, request.url.path)
+        plain_error = PenstockError("the gateway failed; its log says why")
+        return response_to(plain_error, request.url.path)
 
 
 def _allowed(routes: Sequence[BaseRoute], request: Request) -> list[str]:
@@ -96,9 +96,9 @@ def _allowed(routes: Sequence[BaseRoute], request: Request) -> list[str]:
     num_ids = dict[str, int]()
     for method in ("DELETE", "GET", "POST"):
         for route in routes:
-            match, found = route.matches({**request.scope, "method": method})
+            match, child_scope = route.matches({**request.scope, "method": method})
             if match is Match.FULL:
-                num_ids.setdefault(method, len(found.get("path_params", ())))
+                num_ids.setdefault(method, len(child_scope.get("path_params", ())))
     least = min(num_ids.values(), default=0)
     methods = [method for method, number in num_ids.items() if number == least]
     return [*methods, "HEAD"] if "GET" in methods else methods

@@ -20,7 +20,7 @@ from penstock.schemas.keys import CHORES, short_digest
 from penstock.schemas.redis.connection import Connection
 
 
-async def name_of(request: Request, gateway: Gateway, asked: BaseModel) -> str:
+async def name_of(request: Request, gateway: Gateway, body: BaseModel) -> str:
     """Return 32 letters for what a request with this body makes.
 
     Raises InvalidJob, IdempotencyMismatch.
@@ -28,11 +28,11 @@ async def name_of(request: Request, gateway: Gateway, asked: BaseModel) -> str:
     ask = ask_of(request)
     if ask.idempotency_key is None:
         return drawn_name()
-    declared = request.headers.get("content-length", "")
-    num_bytes = int(declared) if declared.isdecimal() else gateway.settings.max_body_bytes
+    length = request.headers.get("content-length", "")
+    num_bytes = int(length) if length.isdecimal() else gateway.settings.max_body_bytes
     run = gateway.client.off_loop.run
     return await name_under(
-        request, gateway, await run(ask.caller.tenant, num_bytes, _digest, asked)
+        request, gateway, await run(ask.caller.tenant, num_bytes, _digest, body)
     )
 
 
@@ -60,5 +60,5 @@ def drawn_name() -> str:
     return base64.b32encode(secrets.token_bytes(20)).decode().lower()
 
 
-def _digest(asked: BaseModel) -> str:
-    return hashlib.blake2b(asked.model_dump_json().encode(), digest_size=16).hexdigest()
+def _digest(body: BaseModel) -> str:
+    return hashlib.blake2b(body.model_dump_json().encode(), digest_size=16).hexdigest()

@@ -13,7 +13,7 @@ from fastapi.requests import HTTPConnection
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.gateway.admission.ask import STOPPED, Ask
+from penstock.gateway.admission.ask import STOP_MESSAGE, Ask
 from penstock.gateway.admission.door import Door, end_span, new_request_id
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.auth.access import Caller, RequestHead
@@ -44,8 +44,8 @@ class Middleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
-        named, status = headers.get("x-request-id", ""), 0
-        request_id = named if REQUEST_ID.fullmatch(named) else new_request_id()
+        header_id, status = headers.get("x-request-id", ""), 0
+        request_id = header_id if REQUEST_ID.fullmatch(header_id) else new_request_id()
         ask: Ask | None = None
         began_ns = time.time_ns()
 
@@ -53,10 +53,10 @@ class Middleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                shown = MutableHeaders(scope=message)
-                shown["x-request-id"] = shown["request-id"] = request_id  # OpenAI's, Anthropic's
-                shown["openai-processing-ms"] = str((time.time_ns() - began_ns) // 1_000_000)
-                shown.update(ask.headers if ask else {})
+                fields = MutableHeaders(scope=message)
+                fields["x-request-id"] = fields["request-id"] = request_id  # OpenAI's, Anthropic's
+                fields["openai-processing-ms"] = str((time.time_ns() - began_ns) // 1_000_000)
+                fields.update(ask.headers if ask else {})
                 self._metrics.responses.labels(str(status)).inc()
             await send(message)
 
@@ -73,7 +73,7 @@ class Middleware:
         except asyncio.CancelledError:  # the time to drain is up
             if status:
                 raise
-            await response_to(GatewayStopped(STOPPED), path)(scope, receive, send_with_id)
+            await response_to(GatewayStopped(STOP_MESSAGE), path)(scope, receive, send_with_id)
         finally:
             if ask and ask.span:
                 route = getattr(scope.get("route"), "path", "")

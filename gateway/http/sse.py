@@ -48,9 +48,9 @@ class Writer(Protocol):
 class Listened(Response):
     """A response that ends early when the caller hangs up, or its key is revoked or expires."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, stream: Answering) -> None:
         super().__init__()
-        self.answering = answering
+        self.stream = stream
         self.has_begun = False  # a status was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +58,7 @@ class Listened(Response):
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        await self.answering.attend(
+        await self.stream.attend(
             lambda: self.answer(scope, receive, send),
             hung_up,
             lambda error: self.cut(scope, receive, send, error),
@@ -74,25 +74,25 @@ class Listened(Response):
 
 
 class WholeAnswer(Listened):
-    """One answer at the job's end, as `answered` makes it of the deltas and the end."""
+    """One answer at the job's end, as `respond` makes it of the deltas and the end."""
 
     def __init__(
         self,
-        answering: Answering,
-        answered: Callable[[list[Delta], Done | Failed], Awaitable[Response]],
+        stream: Answering,
+        respond: Callable[[list[Delta], Done | Failed], Awaitable[Response]],
     ) -> None:
-        super().__init__(answering)
-        self._answered = answered
+        super().__init__(stream)
+        self._respond = respond
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         deltas: list[Delta] = []
         response = Response()
-        async for batch in self.answering.events:
+        async for batch in self.stream.events:
             for event in batch:
                 if isinstance(event, Delta):
                     deltas.append(event)
                 else:
-                    response = await self._answered(deltas, event)
+                    response = await self._respond(deltas, event)
         self.has_begun = True
         await response(scope, receive, send)
 
@@ -106,15 +106,15 @@ class EventStream(Listened):
     back with that id misses nothing and gets nothing twice.
     """
 
-    def __init__(self, answering: Answering, writer: Writer, ping_s: float) -> None:
-        super().__init__(answering)
+    def __init__(self, stream: Answering, writer: Writer, ping_s: float) -> None:
+        super().__init__(stream)
         self._writer = writer
         self._ping_s = ping_s
         self._last: Event | None = None  # the last that was sent
         self._is_sending = False
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = await anext(self.answering.events)
+        first = await anext(self.stream.events)
         if isinstance(first[0], Failed):
             self.has_begun = True
             return await error_response(first[0].error, path=scope["path"])(scope, receive, send)
@@ -124,15 +124,15 @@ class EventStream(Listened):
         """Send the status, and then every event as it comes."""
         self.has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        pinging = asyncio.create_task(self._ping(send))
+        ping_task = asyncio.create_task(self._ping(send))
         try:
             await self._send(send, first)
-            async for batch in self.answering.events:
+            async for batch in self.stream.events:
                 await self._send(send, batch)
         except PenstockError as error:  # the status was sent: the stream must tell the error
             await self._send_bytes(send, self._own(error))
         finally:
-            await stop(pinging)
+            await stop(ping_task)
         await send({"type": "http.response.body", "body": b""})
 
     async def cut(self, scope: Scope, receive: Receive, send: Send, error: PenstockError) -> None:
@@ -158,10 +158,10 @@ class EventStream(Listened):
 
     def _own(self, error: PenstockError) -> bytes:
         last_id = self._last.id if self._last else self._writer.last_id
-        had = Had.parse(last_id.partition(".")[0] or "0", "id")
-        failed = Failed(position=had.position, state="failed", error=error.body())
+        progress = Had.parse(last_id.partition(".")[0] or "0", "id")
+        event = Failed(position=progress.position, state="failed", error=error.body())
         id_line = f"id: {last_id}\n".encode() if last_id else b""
-        return id_line + self._writer.render_error(failed)
+        return id_line + self._writer.render_error(event)
 
     async def _send_bytes(self, send: Send, body: bytes) -> None:
         self._is_sending = True

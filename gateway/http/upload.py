@@ -25,10 +25,10 @@ ROOM_BYTES = 64 * 1024  # for boundaries, headers and fields
 
 @dataclass(slots=True, eq=False)
 class Upload:
-    """The parts received so far. The part named `named` goes to `sink`; other parts are fields."""
+    """The parts received so far. That named `field_name` goes to `sink`; other parts are fields."""
 
     sink: BinaryIO
-    named: str
+    field_name: str
     filename: str = ""
     num_bytes: int = 0
     fields: dict[str, str] = field(default_factory=dict)
@@ -84,9 +84,9 @@ class Upload:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._name = options.get(b"name", b"").decode(errors="replace")
         self._value = bytearray()
-        if self._name == self.named:
+        if self._name == self.field_name:
             if self.filename:
-                raise InvalidJob(f"{self.named}: given twice", self.named)
+                raise InvalidJob(f"{self.field_name}: given twice", self.field_name)
             self.filename = options.get(b"filename", b"").decode(errors="replace")[:256] or "file"
             self._value = None
 
@@ -106,29 +106,31 @@ class Upload:
 
     def digest(self) -> str:
         """Return a digest of the file and the fields, however the parts are divided."""
-        asked = [self.filename, self._content_digest.hexdigest(), sorted(self.fields.items())]
-        return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+        parts = [self.filename, self._content_digest.hexdigest(), sorted(self.fields.items())]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
 def declared_bytes(request: Request, limit_bytes: int) -> int:
     """Return the most bytes that a file in the body can have: a body may not say how long it is."""
-    declared = request.headers.get("content-length", "")
-    return min(int(declared), limit_bytes) if declared.isdecimal() else limit_bytes
+    length = request.headers.get("content-length", "")
+    return min(int(length), limit_bytes) if length.isdecimal() else limit_bytes
 
 
-async def receive(request: Request, part: Path, limit_bytes: int, named: str = "file") -> Upload:
+async def receive(
+    request: Request, part: Path, limit_bytes: int, field_name: str = "file"
+) -> Upload:
     """Write the body's file, under its name in the form, to `part`, and sync it.
 
     Raises InvalidJob, BodyTooLarge, UnreadableBody, Cancelled.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise UnreadableBody("Content-Encoding: files are sent as they are")
-    too_large = BodyTooLarge(f"{named}: larger than {limit_bytes} bytes")
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > limit_bytes + ROOM_BYTES:
+    too_large = BodyTooLarge(f"{field_name}: larger than {limit_bytes} bytes")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > limit_bytes + ROOM_BYTES:
         raise too_large
     with part.open("wb") as sink:
-        upload = Upload(sink, named)
+        upload = Upload(sink, field_name)
         parser, num_received = upload.parser(request.headers.get("content-type", "")), 0
         try:
             async for piece in request.stream():
@@ -144,7 +146,7 @@ async def receive(request: Request, part: Path, limit_bytes: int, named: str = "
         if upload.num_bytes > limit_bytes:
             raise too_large
         if not upload.filename:
-            raise InvalidJob(f"{named}: missing", named)
+            raise InvalidJob(f"{field_name}: missing", field_name)
         sink.flush()
         await asyncio.to_thread(os.fsync, sink.fileno())
     return upload

@@ -9,7 +9,7 @@ from penstock.gateway.admission.ask import Ask
 from penstock.gateway.admission.forms import read_form, submit
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.follow.resumable import NOTHING, ReaderPosition
+from penstock.gateway.follow.resumable import START, ReaderPosition
 from penstock.gateway.http.body import HttpBody
 from penstock.gateway.http.errors import error_response
 from penstock.gateway.http.json_response import json_response
@@ -45,13 +45,13 @@ async def streamed(
     renderer: Callable[[AnswerContext, ReaderPosition], Writer],
 ) -> Response:
     """Submit the form's job, and answer with its events as the renderer writes them."""
-    ask, position = ask_of(request), NOTHING
+    ask, position = ask_of(request), START
     if (last_event_id := request.headers.get(LAST_EVENT_ID)) is not None:
         position = _seen(ask, last_event_id)
-        if position != NOTHING:
+        if position != START:
             gateway.metrics.reconnects.inc()
-    form, answering = await submit(gateway, ask, form)
-    return EventStream(answering, renderer(form, position), gateway.settings.ping_s)
+    form, stream = await submit(gateway, ask, form)
+    return EventStream(stream, renderer(form, position), gateway.settings.ping_s)
 
 
 def _seen(ask: Ask, last_event_id: str) -> ReaderPosition:
@@ -72,7 +72,7 @@ async def whole(
     shape: Callable[[Form, Result], JsonValue],
 ) -> Response:
     """Submit the form's job, and answer with what `shape` makes of its result."""
-    form, answering = await submit(gateway, ask_of(request), form)
+    form, stream = await submit(gateway, ask_of(request), form)
     job = form.job
 
     def made(deltas: list[Delta], end: Done | Failed) -> Response:
@@ -80,12 +80,12 @@ async def whole(
         if isinstance(end, Done):
             return json_response(shape(form, result))
         so_far: JsonObject = {"partial": shape(form, result)} if deltas else {}
-        told = {"job_id": job.job_id, **so_far}
-        return error_response(end.error, more=told, path=request.url.path)
+        fields = {"job_id": job.job_id, **so_far}
+        return error_response(end.error, more=fields, path=request.url.path)
 
     async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
         num_scored = sum(len(delta.prompt_logprobs or ()) for delta in deltas)
         num_bytes = job.answer_bytes(end.position, num_scored) // 8
         return await gateway.client.off_loop.run(job.tenant, num_bytes, made, deltas, end)
 
-    return WholeAnswer(answering, answered)
+    return WholeAnswer(stream, answered)

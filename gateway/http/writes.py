@@ -22,8 +22,8 @@ async def count_write(request: Request, gateway: Open) -> None:
     if account is None or most is None:
         return
     connection = Connection(gateway.client.redis)
-    outcome, left, reset_ms = await connection.run("keys/count", CHORES, account.name, most)
-    rates = Rates(int(left), None, int(reset_ms))
+    outcome, rest, reset_ms = await connection.run("keys/count", CHORES, account.name, most)
+    rates = Rates(int(rest), None, int(reset_ms))
     ask.headers.update(rate_headers(Quota(requests_per_minute=most), rates))
     if outcome == b"limited":
         name = "requests_per_minute"
@@ -34,4 +34,4 @@ async def count_write(request: Request, gateway: Open) -> None:
         raise refusal
 
 
-COUNTED = [Depends(count_write)]
+WRITE_LIMIT = [Depends(count_write)]

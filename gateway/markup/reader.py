@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.schemas.api.openai import JsonObject
-from penstock.schemas.markup.forms import FORCED, Markup
+from penstock.schemas.markup.forms import FORCED_FORM, Markup
 from penstock.schemas.markup.source import CallPiece, Found, MarkupReader, joined, whole
 
 
@@ -24,27 +24,27 @@ class WholeCalls:
     def __init__(self, reader: MarkupReader, names: frozenset[str]) -> None:
         self._reader = reader
         self._names = names
-        self._held: list[CallPiece] = []
+        self._pieces: list[CallPiece] = []
 
     def feed(self, text: str) -> Found:
         return self._with_whole(self._reader.feed(text))
 
     def finish(self) -> Found:
-        found = self._with_whole(self._reader.finish())
-        found.calls += joined(self._held)
-        self._held = []
-        return found
+        findings = self._with_whole(self._reader.finish())
+        findings.calls += joined(self._pieces)
+        self._pieces = []
+        return findings
 
-    def _with_whole(self, found: Found) -> Found:
+    def _with_whole(self, findings: Found) -> Found:
         calls: list[CallPiece] = []
-        for piece in found.calls:
+        for piece in findings.calls:
             if piece.name is not None:
-                calls += joined(self._held)
-                self._held = []
-            is_held = self._held or piece.name in self._names
-            (self._held if is_held else calls).append(piece)
-        found.calls = calls
-        return found
+                calls += joined(self._pieces)
+                self._pieces = []
+            is_held = self._pieces or piece.name in self._names
+            (self._pieces if is_held else calls).append(piece)
+        findings.calls = calls
+        return findings
 
 
 TextReader = PlainText | MarkupReader | WholeCalls
@@ -70,7 +70,7 @@ class Reading:
 
     def reader(self, markup: Markup | None) -> TextReader:
         """Return a reader of one completion. Its markup is None from an older worker."""
-        form = markup or Markup(FORCED if self.is_forced else "hermes")
+        form = markup or Markup(FORCED_FORM if self.is_forced else "hermes")
         if not self.schemas:
             form = Markup(None, form.reasoning, form.is_open)
         if form.calls is form.reasoning is None:

@@ -70,7 +70,7 @@ class LaneMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         lane_labels = ["model_name", "lane"]
-        queued = GaugeMetricFamily(names.JOBS_QUEUED, "Jobs no worker has", labels=lane_labels)
+        queue_size = GaugeMetricFamily(names.JOBS_QUEUED, "Jobs no worker has", labels=lane_labels)
         running = GaugeMetricFamily(names.JOBS_RUNNING, "Jobs with a worker", labels=lane_labels)
         tokens = GaugeMetricFamily(
             names.NUM_QUEUED_TOKENS, "Tokens of the prompts no worker ever had", labels=lane_labels
@@ -78,7 +78,7 @@ class LaneMetrics(Collector):
         readers = GaugeMetricFamily(
             names.LANE_WORKERS, "Workers alive that serve a lane", labels=lane_labels
         )
-        wanted = GaugeMetricFamily(
+        shortage = GaugeMetricFamily(
             names.WORKERS_WANTED,
             "1: no worker was there of late, and a foreground job was refused for it",
             labels=lane_labels,
@@ -90,13 +90,13 @@ class LaneMetrics(Collector):
         )
         for lane in self._lanes:
             labels = [lane.model, lane.number]
-            queued.add_metric(labels, lane.status.num_queued)
+            queue_size.add_metric(labels, lane.status.num_queued)
             running.add_metric(labels, lane.status.num_running)
             tokens.add_metric(labels, lane.status.num_queued_tokens)
             readers.add_metric(labels, len(lane.living))
-            wanted.add_metric(labels, lane.status.is_wanted)
+            shortage.add_metric(labels, lane.status.is_wanted)
             oldest.add_metric(labels, lane.status.oldest_waiting_ms / 1000)
-        yield from (queued, running, tokens, readers, wanted, oldest)
+        yield from (queue_size, running, tokens, readers, shortage, oldest)
         yield from (*self._totals(), self._alive(), self._reasons(), *self._engines())
         yield from (*self._engine_histograms(), self._cache_config(), *self._of_models())
 
@@ -127,12 +127,14 @@ class LaneMetrics(Collector):
         return family
 
     def _alive_engines(self) -> dict[Engine, WorkerStatus]:
-        return {key: each for key, each in engines(self._lanes).items() if each.lease_left_ms > 0}
+        return {
+            key: worker for key, worker in engines(self._lanes).items() if worker.lease_left_ms > 0
+        }
 
     def _alive(self) -> Metric:
         """Count each worker once, so that the sum is their number; a model without any is at 0."""
-        served = {lane.model for lane in self._lanes if lane.living}
-        counts = Counter({lane.model: 0 for lane in self._lanes if lane.model not in served})
+        models = {lane.model for lane in self._lanes if lane.living}
+        counts = Counter({lane.model: 0 for lane in self._lanes if lane.model not in models})
         counts.update(model for model, _ in self._alive_engines())
         family = GaugeMetricFamily(
             names.WORKERS_ALIVE,
@@ -167,9 +169,9 @@ class LaneMetrics(Collector):
             stats = worker.stats
             for metric in names.ENGINE_METRICS:
                 families[metric.name].add_metric(engine, _number(stats, metric.stat))
-            held = _number(stats, "num_held_blocks")
-            usage.add_metric(engine, held / (_number(stats, "num_blocks") or 1.0))
-            slots = held * _number(stats, "block_size")
+            num_held = _number(stats, "num_held_blocks")
+            usage.add_metric(engine, num_held / (_number(stats, "num_blocks") or 1.0))
+            slots = num_held * _number(stats, "block_size")
             waste.add_metric(engine, 1 - _number(stats, "num_live_slots") / slots if slots else 0)
         for lane in self._lanes:
             labels = (lane.model, f"{QUEUE}:{lane.number}")
@@ -177,23 +179,23 @@ class LaneMetrics(Collector):
         return [*families.values(), usage, waste, self._health()]
 
     def _engine_histograms(self) -> Iterable[Metric]:
-        told = {engine: worker.stats for engine, worker in self._alive_engines().items()}
-        return [_histogram(each, told) for each in names.ENGINE_HISTOGRAMS]
+        engine_stats = {engine: worker.stats for engine, worker in self._alive_engines().items()}
+        return [_histogram(histogram, engine_stats) for histogram in names.ENGINE_HISTOGRAMS]
 
     def _of_models(self) -> Iterable[Metric]:
         """Publish what each worker counted of each model's jobs."""
-        told = {
+        engine_stats = {
             (model, worker.worker): model_stats(worker)
             for (model, _), worker in workers_of_models(self._lanes).items()
             if worker.lease_left_ms > 0
         }
         for metric in names.MODEL_METRICS:
             family = _family(metric)
-            for engine, stats in told.items():
+            for engine, stats in engine_stats.items():
                 family.add_metric(engine, _number(stats, metric.stat))
             yield family
-        yield from (_sources(told), _successes(told))
-        yield from (_histogram(each, told) for each in names.JOB_HISTOGRAMS)
+        yield from (_sources(engine_stats), _successes(engine_stats))
+        yield from (_histogram(histogram, engine_stats) for histogram in names.JOB_HISTOGRAMS)
 
     def _cache_config(self) -> Metric:
         family = GaugeMetricFamily(
@@ -218,9 +220,9 @@ def engines(lanes: Sequence[LaneReport]) -> dict[Engine, WorkerStatus]:
     """
     latest, first_names = dict[str, WorkerStatus](), dict[str, str]()
     for lane in lanes:
-        for each in lane.workers:
-            first_names.setdefault(each.worker, each.card.model or lane.model)
-            latest[each.worker] = _later(latest.get(each.worker), each)
+        for status in lane.workers:
+            first_names.setdefault(status.worker, status.card.model or lane.model)
+            latest[status.worker] = _later(latest.get(status.worker), status)
     return {(first_names[worker], worker): status for worker, status in latest.items()}
 
 
@@ -231,20 +233,22 @@ def workers_of_models(lanes: Sequence[LaneReport]) -> dict[tuple[str, str], Work
     """
     latest: dict[tuple[str, str], WorkerStatus] = {}
     for lane in lanes:
-        for each in lane.workers:
-            latest[lane.model, each.worker] = _later(latest.get((lane.model, each.worker)), each)
+        for status in lane.workers:
+            latest[lane.model, status.worker] = _later(
+                latest.get((lane.model, status.worker)), status
+            )
     return latest
 
 
-def _later(known: WorkerStatus | None, other: WorkerStatus) -> WorkerStatus:
+def _later(first: WorkerStatus | None, second: WorkerStatus) -> WorkerStatus:
     """Return which of two lanes' reports of a worker is of its later beat."""
-    return known if known and known.lease_left_ms >= other.lease_left_ms else other
+    return first if first and first.lease_left_ms >= second.lease_left_ms else second
 
 
 def model_stats(worker: WorkerStatus) -> Mapping[str, JsonValue]:
     """Return what a worker counted of the jobs of the model in whose lane it is listed."""
-    told = worker.stats.get("model")
-    return told if isinstance(told, dict) else {}
+    stats = worker.stats.get("model")
+    return stats if isinstance(stats, dict) else {}
 
 
 def tallied(
@@ -266,10 +270,10 @@ def _waiting(lane: LaneReport) -> dict[str, int]:
     for the queue to be resumed.
     """
     status = lane.status
-    held = status.by_reason | {"delayed": status.num_delayed}
-    rest = status.num_queued - sum(held.values())
+    counts = status.by_reason | {"delayed": status.num_delayed}
+    rest = status.num_queued - sum(counts.values())
     reason = "paused" if status.is_paused else "capacity" if lane.staff else "no_worker"
-    return held | {reason: max(0, rest)}
+    return counts | {reason: max(0, rest)}
 
 
 def _family(metric: names.EngineMetric) -> CounterMetricFamily | GaugeMetricFamily:
@@ -279,11 +283,11 @@ def _family(metric: names.EngineMetric) -> CounterMetricFamily | GaugeMetricFami
 
 
 def _histogram(
-    histogram: names.EngineHistogram, told: Mapping[Engine, Mapping[str, JsonValue]]
+    histogram: names.EngineHistogram, engine_stats: Mapping[Engine, Mapping[str, JsonValue]]
 ) -> Metric:
     family = HistogramMetricFamily(histogram.name, histogram.text, labels=ENGINE_LABELS)
     bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-    for engine, stats in told.items():
+    for engine, stats in engine_stats.items():
         if tally := tallied(stats, histogram):
             total, counts = tally
             buckets: list[Bucket] = [*zip(bounds, counts, strict=True)]
@@ -295,27 +299,27 @@ def _histogram(
     return family
 
 
-def _sources(told: Mapping[Engine, Mapping[str, JsonValue]]) -> Metric:
+def _sources(engine_stats: Mapping[Engine, Mapping[str, JsonValue]]) -> Metric:
     family = CounterMetricFamily(
         names.PROMPT_TOKENS_BY_SOURCE,
         "Tokens of prompts, by where their KV came from",
         labels=[*ENGINE_LABELS, "source"],
     )
-    for engine, stats in told.items():
-        cached = _number(stats, "cached_tokens")
-        computed = _number(stats, "prompt_tokens") - cached
-        family.add_metric([*engine, "local_compute"], computed)
-        family.add_metric([*engine, "local_cache_hit"], cached)
+    for engine, stats in engine_stats.items():
+        num_cached = _number(stats, "cached_tokens")
+        num_computed = _number(stats, "prompt_tokens") - num_cached
+        family.add_metric([*engine, "local_compute"], num_computed)
+        family.add_metric([*engine, "local_cache_hit"], num_cached)
     return family
 
 
-def _successes(told: Mapping[Engine, Mapping[str, JsonValue]]) -> Metric:
+def _successes(engine_stats: Mapping[Engine, Mapping[str, JsonValue]]) -> Metric:
     family = CounterMetricFamily(
         names.REQUEST_SUCCESS,
         "Choices that ended well",
         labels=[*ENGINE_LABELS, "finished_reason"],
     )
-    for engine, stats in told.items():
+    for engine, stats in engine_stats.items():
         for reason in get_args(FinishReason):
             count = _entry(stats, "finish_reasons", reason)
             family.add_metric([*engine, reason], count if isinstance(count, int) else 0)

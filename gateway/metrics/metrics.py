@@ -42,7 +42,7 @@ class Metrics:
         self._tenants = TenantTokens(max_tenants)
         self._registry = registry = CollectorRegistry()
         model = ["model_name"]
-        self.ended = Counter(
+        self.ends = Counter(
             names.JOBS_ENDED,
             "Ends of jobs that were shown to a caller",
             [*model, "outcome"],
@@ -51,7 +51,7 @@ class Metrics:
         self.responses = Counter(
             names.HTTP_RESPONSES, "HTTP responses", ["status"], registry=registry
         )
-        self.followed = Gauge(
+        self.followers = Gauge(
             names.JOBS_FOLLOWED, "Jobs whose end a caller waits for", registry=registry
         )
 
@@ -66,7 +66,7 @@ class Metrics:
             "Streams that a reader took up again from where it had come to",
             registry=registry,
         )
-        self.ignored = Counter(
+        self.ignored_fields = Counter(
             names.IGNORED_PARAMETERS,
             "Fields of requests that mean nothing here, and tools that are left out; "
             "x-penstock-ignored names them",
@@ -77,15 +77,15 @@ class Metrics:
         """Count a refused submission. `model` must be a served one, or empty."""
         self.rejections.labels(model, error.reason).inc()
 
-    def text(self, seen: "Seen", accept: str, tenant: str | None = None) -> tuple[bytes, str]:
+    def text(self, snapshot: "Seen", accept: str, tenant: str | None = None) -> tuple[bytes, str]:
         """Return the metrics and their content type: the gateway's, the queue's, the workers'.
 
         With a tenant they name no other. They are in Prometheus' form, or in that of OpenMetrics,
         which has exemplars, where the header `Accept` asks for it.
         """
-        if seen.lanes is not None:
-            self._tenants.take(seen.lanes)
-        families = _All(self._families(seen, tenant))
+        if snapshot.lanes is not None:
+            self._tenants.take(snapshot.lanes)
+        families = _All(self._families(snapshot, tenant))
         if "application/openmetrics-text" not in accept:
             return generate_latest(families), CONTENT_TYPE_LATEST
         encode, content_type = choose_encoder(OPENMETRICS)
@@ -95,28 +95,31 @@ class Metrics:
         """Return every metric that `text` publishes."""
         return self._families(Seen(None))
 
-    def _families(self, seen: "Seen", tenant: str | None = None) -> list[Metric]:
-        replayed = CounterMetricFamily(
+    def _families(self, snapshot: "Seen", tenant: str | None = None) -> list[Metric]:
+        replays = CounterMetricFamily(
             names.REPLAYED_EVENTS, "Events that readers here got from a log, not live"
         )
-        replayed.add_metric([], seen.num_replayed)
+        replays.add_metric([], snapshot.num_replayed)
         attempts = CounterMetricFamily(
             names.WEBHOOK_ATTEMPTS,
             "Attempts to send webhooks; pending: another one follows",
             labels=["outcome"],
         )
-        for outcome, count in seen.webhook_attempts.items():
+        for outcome, count in snapshot.webhook_attempts.items():
             attempts.add_metric([outcome], count)
         alive = {
-            names.QUEUE_REACHABLE: ("1: this gateway reaches the queue", seen.lanes is not None),
+            names.QUEUE_REACHABLE: (
+                "1: this gateway reaches the queue",
+                snapshot.lanes is not None,
+            ),
             names.HOUSEKEEPING_ALIVE: (
                 "1: housekeeping did its chores in the last seconds",
-                seen.has_housekeeping,
+                snapshot.has_housekeeping,
             ),
         }
         parts = [GaugeMetricFamily(name, text, is_so) for name, (text, is_so) in alive.items()]
-        own = [*self._registry.collect(), *parts, replayed, attempts, self._tenants.family(tenant)]
-        return [*own, *LaneMetrics(seen.lanes or []).collect()]
+        own = [*self._registry.collect(), *parts, replays, attempts, self._tenants.family(tenant)]
+        return [*own, *LaneMetrics(snapshot.lanes or []).collect()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class RequestTimer:
         `model` must be a served one, so that there are few labels.
         """
         is_first = True
-        with self.metrics.followed.track_inprogress():
+        with self.metrics.followers.track_inprogress():
             async with aclosing(batches):
                 async for batch in batches:
                     for event in batch:
@@ -166,7 +169,7 @@ class RequestTimer:
                             is_first = False
                             self._saw_first()
                         elif not isinstance(event, Delta):
-                            self.metrics.ended.labels(model, event.state).inc()
+                            self.metrics.ends.labels(model, event.state).inc()
                     yield batch
 
     def _saw_first(self) -> None:

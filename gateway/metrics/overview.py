@@ -30,7 +30,7 @@ FRESH_S = 0.9  # all who look share one look at Redis
 NUM_JOBS = 20
 NUM_ACCOUNTS = 50  # accounts of each lane
 MOST_TENANTS = 64  # tenants whose jobs are remembered
-SUMMED = (
+SUM_FIELDS = (
     "num_queued",
     "num_running",
     "num_ended",
@@ -57,15 +57,15 @@ class _Shared(Generic[T]):
 
     def __init__(self, look: Callable[[], Awaitable[T]]) -> None:
         self._look = look
-        self._looking = asyncio.Lock()
-        self._seen: tuple[float, T] | None = None
+        self._lock = asyncio.Lock()
+        self._latest: tuple[float, T] | None = None
 
     async def now(self) -> T:
-        async with self._looking:
-            if self._seen is None or time.monotonic() - self._seen[0] > FRESH_S:
-                seen = await self._look()
-                self._seen = time.monotonic(), seen
-        return self._seen[1]
+        async with self._lock:
+            if self._latest is None or time.monotonic() - self._latest[0] > FRESH_S:
+                value = await self._look()
+                self._latest = time.monotonic(), value
+        return self._latest[1]
 
 
 class Overview:
@@ -74,7 +74,7 @@ class Overview:
     def __init__(self, client: QueueClient, version: str) -> None:
         self._client = client
         self._version = version
-        self._shared = _Shared(self._look)
+        self._state = _Shared(self._look)
         self._accounts = _Shared(self._look_at_accounts)
         self._storage = _Shared(self._look_at_storage)
         self._num_workers = _Shared(partial(num_workers, client))
@@ -92,14 +92,14 @@ class Overview:
             accounts = await self.accounts(caller.tenant)
         storage = await self._storage.now()
         if not caller.is_operator:
-            storage = [each for each in storage if each["tenant"] == caller.tenant]
+            storage = [use for use in storage if use["tenant"] == caller.tenant]
         jobs = await self._recent(caller.tenant) if caller.may("jobs") else []
         own: JsonObject = {"accounts": [*accounts], "storage": [*storage], "jobs": [*jobs]}
-        return {**await self._shared.now(), **own}
+        return {**await self._state.now(), **own}
 
     async def accounts(self, tenant: str) -> list[JsonObject]:
         """Return what the tenant's accounts have and used of each model."""
-        return [each for each in await self._accounts.now() if each["tenant"] == tenant]
+        return [account for account in await self._accounts.now() if account["tenant"] == tenant]
 
     async def num_workers(self) -> Mapping[str, int]:
         """Return how many workers of each model live. Raises QueueUnreachable."""
@@ -124,20 +124,20 @@ class Overview:
         for queue, accounts in zip(queues, lanes, strict=True):
             for account in accounts:
                 key = queue.lane.model, account.name
-                shown = {"model": queue.lane.model, **account.model_dump(exclude={"limits"})}
-                shown |= account.limits.model_dump(exclude_none=True)
-                whole[key] = _added(whole[key], shown) if key in whole else shown
+                fields = {"model": queue.lane.model, **account.model_dump(exclude={"limits"})}
+                fields |= account.limits.model_dump(exclude_none=True)
+                whole[key] = _added(whole[key], fields) if key in whole else fields
         return [*whole.values()]
 
     async def _look_at_storage(self) -> list[JsonObject]:
         """Return what each tenant has stored, the most first."""
-        return [each.shape() for each in await StorageAccounts(self._client.redis).all()]
+        return [use.shape() for use in await StorageAccounts(self._client.redis).all()]
 
     async def _recent(self, tenant: str) -> list[JsonObject]:
         if tenant not in self._jobs and len(self._jobs) >= MOST_TENANTS:
             self._jobs.clear()
-        shared = self._jobs.setdefault(tenant, _Shared(partial(self._look_at_jobs, tenant)))
-        return await shared.now()
+        jobs = self._jobs.setdefault(tenant, _Shared(partial(self._look_at_jobs, tenant)))
+        return await jobs.now()
 
     async def _look_at_jobs(self, tenant: str) -> list[JsonObject]:
         jobs = await self._client.recent(NUM_JOBS, tenant)
@@ -162,62 +162,68 @@ async def look(client: QueueClient) -> list[LaneReport]:
 async def num_workers(client: QueueClient) -> Mapping[str, int]:
     """Return how many workers of each model live. A lane that cannot be asked now has none."""
     queues = await client.queues()
-    listed = await asyncio.gather(*[each.workers() for each in queues], return_exceptions=True)
-    living = {
+    answers = await asyncio.gather(*[queue.workers() for queue in queues], return_exceptions=True)
+    pairs = {
         (queue.lane.model, worker.worker)
-        for queue, found in zip(queues, listed, strict=True)
-        if not isinstance(found, BaseException)
-        for worker in found
+        for queue, answer in zip(queues, answers, strict=True)
+        if not isinstance(answer, BaseException)
+        for worker in answer
         if worker.lease_left_ms > 0
     }
-    return Counter(model for model, _ in living)
+    return Counter(model for model, _ in pairs)
 
 
 def models(lanes: Sequence[LaneReport]) -> list[JsonObject]:
     """Return what each model's lanes hold together, its living workers and what they made."""
-    served = sorted({lane.model for lane in lanes})
-    return [_model(name, [each for each in lanes if each.model == name]) for name in served]
+    model_names = sorted({lane.model for lane in lanes})
+    return [
+        _model(name, [report for report in lanes if report.model == name]) for name in model_names
+    ]
 
 
 def workers(lanes: Sequence[LaneReport]) -> list[JsonObject]:
     """Return each worker once, under the first of its names, with all that it serves."""
     served_by = [*workers_of_models(lanes)]
     return [
-        _worker(model, sorted(served for served, name in served_by if name == each.worker), each)
-        for (model, _), each in sorted(engines(lanes).items())
+        _worker(
+            model, sorted(name for name, worker in served_by if worker == status.worker), status
+        )
+        for (model, _), status in sorted(engines(lanes).items())
     ]
 
 
 def latencies(lanes: Sequence[LaneReport]) -> JsonObject:
     """Return the latencies that the page shows, over the living workers of each model."""
-    shown = {each.name: each for each in names.JOB_HISTOGRAMS}
-    kinds = {"ttft": shown[names.TTFT_SECONDS], "itl": shown[names.INTER_TOKEN_SECONDS]}
+    histograms = {histogram.name: histogram for histogram in names.JOB_HISTOGRAMS}
+    kinds = {"ttft": histograms[names.TTFT_SECONDS], "itl": histograms[names.INTER_TOKEN_SECONDS]}
     return {kind: _counts(histogram, lanes) for kind, histogram in kinds.items()}
 
 
 def _model(name: str, lanes: Sequence[LaneReport]) -> JsonObject:
     reasons, totals = Counter[str](), Counter[str]()
-    statuses = [each.status for each in lanes]
-    for lane in statuses:
-        reasons.update(lane.by_reason)
-        totals.update(lane.totals)
-    counts: JsonObject = {each: sum(getattr(one, each) for one in statuses) for each in SUMMED}
-    living = [each for each in workers_of_models(lanes).values() if each.lease_left_ms > 0]
-    made = [model_stats(each).get("generation_tokens") for each in living]
+    statuses = [report.status for report in lanes]
+    for status in statuses:
+        reasons.update(status.by_reason)
+        totals.update(status.totals)
+    counts: JsonObject = {
+        field: sum(getattr(status, field) for status in statuses) for field in SUM_FIELDS
+    }
+    staff = [worker for worker in workers_of_models(lanes).values() if worker.lease_left_ms > 0]
+    token_counts = [model_stats(worker).get("generation_tokens") for worker in staff]
     card = lanes[0].card or ModelCard(name=name)
-    told: JsonObject = {
+    fields: JsonObject = {
         "task": card.task,
         "chats": card.chats,
         "context": card.max_model_len,
         "num_lanes": len(lanes),
-        "num_workers": len(living),
-        "generation_tokens": sum(count for count in made if isinstance(count, int)),
-        "is_paused": any(lane.is_paused for lane in statuses),
+        "num_workers": len(staff),
+        "generation_tokens": sum(count for count in token_counts if isinstance(count, int)),
+        "is_paused": any(status.is_paused for status in statuses),
     }
-    return {"name": name, **told, **counts, "by_reason": {**reasons}, **totals}
+    return {"name": name, **fields, **counts, "by_reason": {**reasons}, **totals}
 
 
-def _worker(model: str, served: Sequence[str], worker: WorkerStatus) -> JsonObject:
+def _worker(model: str, model_names: Sequence[str], worker: WorkerStatus) -> JsonObject:
     stats: JsonObject = {name: worker.stats.get(name, 0) for name in STATS}
     card, state = worker.card, "serving" if is_moving(worker) else "stalled"
     if card.draining:
@@ -226,7 +232,7 @@ def _worker(model: str, served: Sequence[str], worker: WorkerStatus) -> JsonObje
         state = "asleep"
     return {
         "model": model,
-        "models": [*served],
+        "models": [*model_names],
         "worker": worker.worker,
         "host": worker.card.host,
         "max_num_seqs": worker.card.max_num_seqs,
@@ -235,14 +241,14 @@ def _worker(model: str, served: Sequence[str], worker: WorkerStatus) -> JsonObje
     }
 
 
-def _added(one: JsonObject, other: JsonObject) -> JsonObject:
+def _added(first: JsonObject, second: JsonObject) -> JsonObject:
     """Return the sum of two lanes' parts of an account. Its weight is the same in each."""
-    whole = dict(one)
-    for name, value in other.items():
-        mine = whole.get(name)
-        if isinstance(value, int) and isinstance(mine, int):
-            whole[name] = mine + value
-        elif mine is None:
+    whole = dict(first)
+    for name, value in second.items():
+        total = whole.get(name)
+        if isinstance(value, int) and isinstance(total, int):
+            whole[name] = total + value
+        elif total is None:
             whole[name] = value
     return whole
 
@@ -254,9 +260,9 @@ def _counts(histogram: names.EngineHistogram, lanes: Sequence[LaneReport]) -> Js
         tally = tallied(model_stats(worker), histogram)
         if tally is None or worker.lease_left_ms <= 0:
             continue
-        known = counts.get(model, [0.0] * len(histogram.bounds))
-        counts[model] = [one + more for one, more in zip(known, tally[1], strict=False)]
+        totals = counts.get(model, [0.0] * len(histogram.bounds))
+        counts[model] = [count + more for count, more in zip(totals, tally[1], strict=False)]
     return {
         "bounds_s": [*histogram.bounds],
-        "counts": {model: [*each] for model, each in counts.items()},
+        "counts": {model: [*sums] for model, sums in counts.items()},
     }

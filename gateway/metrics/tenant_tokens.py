@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from penstock.gateway.metrics.lane_metrics import LaneReport
 from penstock.schemas.metrics import names
 
-KEPT = 256  # workers that are gone, of which one may only be between two leases
+MAX_GONE = 256  # workers that are gone, of which one may only be between two leases
 
 
 class TenantTokens:
@@ -21,28 +21,28 @@ class TenantTokens:
     def __init__(self, most: int) -> None:
         self._most = most
         self._tokens: dict[str, float] = {}
-        self._told: dict[str, Mapping[str, float]] | None = None  # the latest look's last
+        self._latest: dict[str, Mapping[str, float]] | None = None  # the latest look's last
 
     def take(self, lanes: Sequence[LaneReport]) -> None:
         """Count what each worker added since the last look at it."""
-        told = {  # a worker may be in several lanes, and have another name after a lost lease
+        latest = {  # a worker may be in several lanes, and have another name after a lost lease
             str(worker.stats.get("counts_of")): _totals(worker.stats.get("tenant_tokens"))
             for lane in lanes
             for worker in lane.workers
         }
-        before = told if self._told is None else self._told
-        for worker, totals in told.items():
+        before = latest if self._latest is None else self._latest
+        for worker, totals in latest.items():
             self._count(before.get(worker, {}), totals)
-        kept = {worker: totals for worker, totals in before.items() if worker not in told}
-        self._told = dict([*kept.items()][-KEPT:]) | told
+        gone = {worker: totals for worker, totals in before.items() if worker not in latest}
+        self._latest = dict([*gone.items()][-MAX_GONE:]) | latest
 
     def _count(self, before: Mapping[str, float], totals: Mapping[str, float]) -> None:
         for tenant, total in totals.items():
             num_apart = len(self._tokens.keys() - {names.OTHER_TENANTS})
             is_apart = tenant in self._tokens or num_apart < self._most
             label = tenant if is_apart else names.OTHER_TENANTS
-            added = max(0.0, total - before.get(tenant, 0.0))
-            self._tokens[label] = self._tokens.get(label, 0.0) + added
+            growth = max(0.0, total - before.get(tenant, 0.0))
+            self._tokens[label] = self._tokens.get(label, 0.0) + growth
 
     def family(self, tenant: str | None = None) -> Metric:
         """Return the counts of all tenants, or of one alone."""
@@ -57,12 +57,12 @@ class TenantTokens:
         return family
 
 
-def _totals(told: object) -> dict[str, float]:
+def _totals(counts: object) -> dict[str, float]:
     """Read what a worker told: any client of Redis may have written it."""
-    if not isinstance(told, dict):
+    if not isinstance(counts, dict):
         return {}
     return {
         str(tenant): float(total)
-        for tenant, total in told.items()
+        for tenant, total in counts.items()
         if isinstance(total, int | float)
     }

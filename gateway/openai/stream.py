@@ -10,7 +10,7 @@ from json.encoder import encode_basestring_ascii
 
 from pydantic_core import to_json
 
-from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
+from penstock.gateway.follow.resumable import START, ReaderPosition, ResumableStream
 from penstock.gateway.markup.reader import TextReader
 from penstock.gateway.openai.responses import (
     AnswerContext,
@@ -36,7 +36,7 @@ class StreamRenderer(ResumableStream):
     kind = ""
     tells_prompt_once = False  # the ids of a prompt beside the choices, not in each
 
-    def __init__(self, form: AnswerContext, position: ReaderPosition = NOTHING) -> None:
+    def __init__(self, form: AnswerContext, position: ReaderPosition = START) -> None:
         super().__init__(form.job.job_id, position)
         self.form = form
         self._head = b"data: " + to_json(self.head())[:-1] + b',"choices":['
@@ -118,7 +118,7 @@ class ChatChunks(StreamRenderer):
     kind = "chat.completion.chunk"
     tells_prompt_once = True
 
-    def __init__(self, form: AnswerContext, position: ReaderPosition = NOTHING) -> None:
+    def __init__(self, form: AnswerContext, position: ReaderPosition = START) -> None:
         super().__init__(form, position)
         self._readers: dict[int, TextReader] = {}
         self._num_calls = [0] * form.job.num_choices
@@ -170,7 +170,7 @@ class TextChunks(StreamRenderer):
     prefix = "cmpl"
     kind = "text_completion"
 
-    def __init__(self, form: AnswerContext, position: ReaderPosition = NOTHING) -> None:
+    def __init__(self, form: AnswerContext, position: ReaderPosition = START) -> None:
         super().__init__(form, position)
         self._logprobs = [TextLogprobs(form) for _ in range(form.job.num_choices)]
 

@@ -10,17 +10,17 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from penstock.gateway.auth.web_pages import ANY, host_in
+from penstock.gateway.auth.web_pages import WILDCARD, host_in
 from penstock.schemas.process.start import Settings, words_of
 
 BACKLOG = 2048
 
 
-def _hosts(given: object) -> list[str]:
+def _hosts(value: object) -> list[str]:
     """Return names and addresses in their plain form. Raises ValueError."""
-    words = words_of(given)
+    words = words_of(value)
     for word in words:
-        is_starred = ANY in word.removeprefix("*.") and word != ANY
+        is_starred = WILDCARD in word.removeprefix("*.") and word != WILDCARD
         if is_starred or word.count(":") == 1 or not host_in(_in_brackets(word)):
             sentence = "give names and addresses without scheme and port, *.NAME, or *"
             raise ValueError(f"{word[:100]!r} is no host; {sentence}")
@@ -70,15 +70,15 @@ def listen(settings: ListenSettings) -> socket.socket:
         raise CannotListen(f"cannot listen on {host} port {port}: {_why(error)}") from None
 
 
-def url_of(listening: socket.socket, is_encrypted: bool) -> str:
+def url_of(listener: socket.socket, is_encrypted: bool) -> str:
     """Return the URL where clients find the socket, with the port that it got.
 
     That of a Unix socket is its path, `unix:/run/penstock.sock`.
     """
-    if listening.family == socket.AF_UNIX:
-        return f"unix:{listening.getsockname()}"
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     scheme = "https" if is_encrypted else "http"
-    host, port = listening.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
@@ -109,32 +109,32 @@ def load_certificate(tls: ssl.SSLContext, settings: ListenSettings) -> None:
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     assert certificate is not None
     try:
-        for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls):
-            each.load_cert_chain(certificate, key, password=_no_password)
+        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls):
+            context.load_cert_chain(certificate, key, password=_no_password)
     except (OSError, ValueError) as error:
         flags = "--ssl-certfile" if key is None else "--ssl-certfile and --ssl-keyfile"
         raise CannotListen(f"{flags}: {_unreadable(error)}") from None
 
 
-def close(listening: socket.socket, settings: ListenSettings) -> None:
+def close(listener: socket.socket, settings: ListenSettings) -> None:
     """Close the socket, and delete a Unix socket's file. It may be repeated."""
-    listening.close()
+    listener.close()
     if settings.uds is not None:
         settings.uds.unlink(missing_ok=True)
 
 
 def _listen_at(path: Path) -> socket.socket:
     """Listen on a Unix socket, in place of one that nobody listens on any more."""
-    listening = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket() and _is_left_over(path):
             path.unlink()
-        listening.bind(str(path))
-        listening.listen(BACKLOG)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
     except OSError as error:
-        listening.close()
+        listener.close()
         raise CannotListen(f"--uds: cannot listen on {path}: {_why(error)}") from None
-    return listening
+    return listener
 
 
 def _is_left_over(path: Path) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic_core import to_json
 
-from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
+from penstock.gateway.follow.resumable import START, ReaderPosition, ResumableStream
 from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error, service_tier
 from penstock.gateway.responses.items import Items, Told
 from penstock.schemas.api.openai import JsonObject
@@ -90,7 +90,7 @@ class ResponseStream(ResumableStream):
     """Renders a response's events as server-sent ones."""
 
     def __init__(
-        self, form: AnswerContext, position: ReaderPosition = NOTHING, after: int = -1
+        self, form: AnswerContext, position: ReaderPosition = START, after: int = -1
     ) -> None:
         super().__init__(form.job.job_id, position)
         self._events = ResponseEvents(form, after)

@@ -24,8 +24,8 @@ vllm_router = APIRouter(tags=["admin"])  # at vLLM's own paths
 @router.post("/keys")
 async def create_key(request: Request, gateway: Open) -> Response:
     """Make an API key. Its text, `key`, is shown this once."""
-    asked = await read(request, gateway, KeyRequest, may_be_empty=True)
-    text, key = await gateway.keys.make(asked, await name_of(request, gateway, asked))
+    body = await read(request, gateway, KeyRequest, may_be_empty=True)
+    text, key = await gateway.keys.make(body, await name_of(request, gateway, body))
     log.info("key %s was made by %s", key.key_id, _who(request))
     return json_response({"key": text, **key.shown()})
 
@@ -40,8 +40,8 @@ async def list_keys(gateway: Open) -> Response:
 @router.post("/keys/{key_id}")
 async def change_key(key_id: str, request: Request, gateway: Open) -> Response:
     """Give a key other limits, or another name. What is left out stays."""
-    asked = await read(request, gateway, KeyChange)
-    key = await gateway.keys.change(key_id, asked)
+    body = await read(request, gateway, KeyChange)
+    key = await gateway.keys.change(key_id, body)
     log.info("key %s was changed by %s", key_id, _who(request))
     return json_response(key.shown())
 
@@ -61,15 +61,15 @@ async def list_dead(
 ) -> Response:
     """List jobs that were given up, the newest first: what is known of them but their texts."""
     letters, num_dropped = await DeadLetters(gateway.client).newest(limit)
-    shown = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
-    return json_response({"object": "list", "data": shown, "num_dropped": num_dropped})
+    records = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
+    return json_response({"object": "list", "data": records, "num_dropped": num_dropped})
 
 
 @router.get("/dead_letters/{job_id}")
 async def show_dead(job_id: str, gateway: Open) -> Response:
     letter, job = await DeadLetters(gateway.client).get(job_id)
-    shown = letter.model_dump(mode="json", by_alias=True)
-    return json_response({**shown, "can_be_requeued": job is not None})
+    fields = letter.model_dump(mode="json", by_alias=True)
+    return json_response({**fields, "can_be_requeued": job is not None})
 
 
 @router.post("/dead_letters/{job_id}/requeue")
@@ -95,17 +95,17 @@ async def list_queues(gateway: Open) -> Response:
 @router.post("/queues/{model:path}/pause")
 async def pause_queue(model: str, request: Request, gateway: Open) -> Response:
     """Let no job of a model begin. Jobs are accepted, and wait; what runs, runs to its end."""
-    shown = await Fleet(gateway.client).set_paused(model, True)
+    queue = await Fleet(gateway.client).set_paused(model, True)
     log.info("the queue of %s was paused by %s", model, _who(request))
-    return json_response(shown)
+    return json_response(queue)
 
 
 @router.post("/queues/{model:path}/resume")
 async def resume_queue(model: str, request: Request, gateway: Open) -> Response:
     """Let the jobs of a model begin again."""
-    shown = await Fleet(gateway.client).set_paused(model, False)
+    queue = await Fleet(gateway.client).set_paused(model, False)
     log.info("the queue of %s was resumed by %s", model, _who(request))
-    return json_response(shown)
+    return json_response(queue)
 
 
 @router.get("/workers")
@@ -134,9 +134,9 @@ async def wake_worker(worker: str, request: Request, gateway: Open) -> Response:
 @vllm_router.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request, gateway: Open) -> Response:
     """Let all workers forget what they have computed, which each does within seconds."""
-    told = await Fleet(gateway.client).reset_prefix_caches()
-    log.info("%d prefix caches were reset by %s", len(told), _who(request))
-    return json_response({"workers": told})
+    names = await Fleet(gateway.client).reset_prefix_caches()
+    log.info("%d prefix caches were reset by %s", len(names), _who(request))
+    return json_response({"workers": names})
 
 
 async def _told(worker: str, order: WorkerOrder, request: Request, gateway: Gateway) -> Response:

@@ -7,28 +7,28 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.middleware import Open, ask_of, caller_of, tenant_of
-from penstock.gateway.http.writes import COUNTED
+from penstock.gateway.http.writes import WRITE_LIMIT
 from penstock.gateway.openai.paging import After, Limit, cut, page
 from penstock.schemas.errors import InvalidJob
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
-@router.post("", dependencies=COUNTED)
+@router.post("", dependencies=WRITE_LIMIT)
 async def create(request: Request, gateway: Open) -> Response:
-    asked = await read(request, gateway, BatchAsked)
-    if asked.webhook is not None:
-        gateway.outbound.check(asked.webhook, "webhook")
+    body = await read(request, gateway, BatchAsked)
+    if body.webhook is not None:
+        gateway.outbound.check(body.webhook, "webhook")
     tenant, account = tenant_of(request), caller_of(request).account
-    if (await gateway.files.get(tenant, asked.input_file_id)).purpose != "batch":
+    if (await gateway.files.get(tenant, body.input_file_id)).purpose != "batch":
         sentence = "the file's purpose is not batch"
         raise InvalidJob(f"input_file_id: {sentence}", "input_file_id")
     most_bytes, letters = (
         gateway.most_stored(ask_of(request)),
-        await name_of(request, gateway, asked),
+        await name_of(request, gateway, body),
     )
-    made = await gateway.batches.create(tenant, asked, account, most_bytes, letters)
-    return json_response(made.shape())
+    batch = await gateway.batches.create(tenant, body, account, most_bytes, letters)
+    return json_response(batch.shape())
 
 
 @router.get("")
@@ -36,9 +36,9 @@ async def listed(
     request: Request, gateway: Open, after: After = None, limit: Limit = 20
 ) -> Response:
     tenant = tenant_of(request)
-    shown, has_more = cut(await gateway.batches.ids(tenant), after, limit)
-    found = [await gateway.batches.get(tenant, batch_id) for batch_id in shown]
-    return json_response(page([batch.shape() for batch in found], has_more))
+    ids, has_more = cut(await gateway.batches.ids(tenant), after, limit)
+    batches = [await gateway.batches.get(tenant, batch_id) for batch_id in ids]
+    return json_response(page([batch.shape() for batch in batches], has_more))
 
 
 @router.get("/{batch_id}")

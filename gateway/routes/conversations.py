@@ -6,7 +6,7 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.middleware import Open, ask_of, tenant_of
-from penstock.gateway.http.writes import COUNTED
+from penstock.gateway.http.writes import WRITE_LIMIT
 from penstock.gateway.openai.paging import After, ItemLimit, Order, page, page_of
 from penstock.gateway.responses.conversation import ItemNotFound
 from penstock.gateway.responses.requests import shown_item
@@ -16,32 +16,32 @@ from penstock.schemas.api.responses import ConversationRequest, ItemsRequest
 router = APIRouter(prefix="/v1/conversations", tags=["openai"])
 
 
-@router.post("", dependencies=COUNTED)
+@router.post("", dependencies=WRITE_LIMIT)
 async def create(request: Request, gateway: Open) -> Response:
-    asked = await read(request, gateway, ConversationRequest, may_be_empty=True)
-    items = [shown_item(item) for item in asked.items]
-    made = await gateway.conversations.create(
+    body = await read(request, gateway, ConversationRequest, may_be_empty=True)
+    items = [shown_item(item) for item in body.items]
+    conversation = await gateway.conversations.create(
         tenant_of(request),
-        asked.metadata,
+        body.metadata,
         items,
         gateway.most_stored(ask_of(request)),
-        await name_of(request, gateway, asked),
+        await name_of(request, gateway, body),
     )
-    return json_response(made.shape())
+    return json_response(conversation.shape())
 
 
 @router.get("/{conversation_id}")
 async def retrieve(conversation_id: str, request: Request, gateway: Open) -> Response:
-    found = await gateway.conversations.read(tenant_of(request), conversation_id)
-    return json_response(found.shape())
+    conversation = await gateway.conversations.read(tenant_of(request), conversation_id)
+    return json_response(conversation.shape())
 
 
-@router.post("/{conversation_id}", dependencies=COUNTED)
+@router.post("/{conversation_id}", dependencies=WRITE_LIMIT)
 async def update(conversation_id: str, request: Request, gateway: Open) -> Response:
     """Give a conversation other metadata."""
-    asked = await read(request, gateway, MetadataRequest)
+    body = await read(request, gateway, MetadataRequest)
     tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
-    await gateway.conversations.annotate(tenant, conversation_id, asked.metadata, most_bytes)
+    await gateway.conversations.annotate(tenant, conversation_id, body.metadata, most_bytes)
     return json_response((await gateway.conversations.read(tenant, conversation_id)).shape())
 
 
@@ -51,15 +51,15 @@ async def delete(conversation_id: str, request: Request, gateway: Open) -> Respo
     return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
-@router.post("/{conversation_id}/items", dependencies=COUNTED)
+@router.post("/{conversation_id}/items", dependencies=WRITE_LIMIT)
 async def add_items(conversation_id: str, request: Request, gateway: Open) -> Response:
     """Add up to 20 items at the end."""
-    asked = await read(request, gateway, ItemsRequest)
-    items = [shown_item(item) for item in asked.items]
+    body = await read(request, gateway, ItemsRequest)
+    items = [shown_item(item) for item in body.items]
     tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
-    letters = await name_of(request, gateway, asked)
-    added = await gateway.conversations.add(tenant, conversation_id, items, most_bytes, letters)
-    return json_response(page(added, has_more=False))
+    letters = await name_of(request, gateway, body)
+    new_items = await gateway.conversations.add(tenant, conversation_id, items, most_bytes, letters)
+    return json_response(page(new_items, has_more=False))
 
 
 @router.get("/{conversation_id}/items")
@@ -72,23 +72,23 @@ async def list_items(
     order: Order = "desc",
 ) -> Response:
     """List the items, without those of a response that is being made."""
-    found = await gateway.conversations.read(tenant_of(request), conversation_id)
+    conversation = await gateway.conversations.read(tenant_of(request), conversation_id)
 
     def made() -> Response:
-        return json_response(page_of(found.items, after, limit, order))
+        return json_response(page_of(conversation.items, after, limit, order))
 
-    return await gateway.client.off_loop.run(found.tenant, found.num_bytes, made)
+    return await gateway.client.off_loop.run(conversation.tenant, conversation.num_bytes, made)
 
 
 @router.get("/{conversation_id}/items/{item_id}")
 async def retrieve_item(
     conversation_id: str, item_id: str, request: Request, gateway: Open
 ) -> Response:
-    found = await gateway.conversations.read(tenant_of(request), conversation_id)
-    for item in found.items:
+    conversation = await gateway.conversations.read(tenant_of(request), conversation_id)
+    for item in conversation.items:
         if item["id"] == item_id:
             return await gateway.client.off_loop.run(
-                found.tenant, found.num_bytes, json_response, item
+                conversation.tenant, conversation.num_bytes, json_response, item
             )
     raise ItemNotFound(item_id)
 
@@ -98,5 +98,5 @@ async def delete_item(
     conversation_id: str, item_id: str, request: Request, gateway: Open
 ) -> Response:
     tenant = tenant_of(request)
-    changed = await gateway.conversations.delete_item(tenant, conversation_id, item_id)
-    return json_response(changed.shape())
+    conversation = await gateway.conversations.delete_item(tenant, conversation_id, item_id)
+    return json_response(conversation.shape())

@@ -74,17 +74,19 @@ async def metrics(request: Request, gateway: Open) -> Response:
     other tenant's.
     """
     caller = caller_of(request)
-    seen = Seen(None, gateway.client.num_replayed)
+    snapshot = Seen(None, gateway.client.num_replayed)
     with suppress(QueueUnreachable, TimeoutError):
         async with asyncio.timeout(LOOK_S):
-            seen = Seen(
+            snapshot = Seen(
                 await look(gateway.client),
-                seen.num_replayed,
+                snapshot.num_replayed,
                 await gateway.webhooks.num_attempts(),
                 await HousekeepingSignature(gateway.client.redis).is_there(),
             )
     tenant = None if caller.is_operator else caller.tenant
-    content, content_type = gateway.metrics.text(seen, request.headers.get("accept", ""), tenant)
+    content, content_type = gateway.metrics.text(
+        snapshot, request.headers.get("accept", ""), tenant
+    )
     return Response(content, headers={"content-type": content_type})
 
 

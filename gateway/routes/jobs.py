@@ -47,8 +47,8 @@ class Lines:
     def render_error(self, error: Event) -> bytes:
         fields = {name: getattr(error, name) for name in ("type", *error.__struct_fields__)}
         # ASCII, because some readers of SSE break lines at every Unicode line end.
-        shown = to_json(fields, exclude_none=True, ensure_ascii=True, fallback=fields_of_struct)
-        return b"data: %b\n\n" % shown
+        content = to_json(fields, exclude_none=True, ensure_ascii=True, fallback=fields_of_struct)
+        return b"data: %b\n\n" % content
 
 
 class OfJobs(Report):
@@ -78,8 +78,8 @@ async def submit(request: Request, gateway: Open) -> Response:
     The body is a chat's or a completion's; `params` may hold SamplingParams as they are.
     """
     ask, body = ask_of(request), HttpBody(request, gateway)
-    job, own, ignored = await read_asked(gateway, body, partial(_asked, ask.caller))
-    gateway.tell_ignored(ask, ignored)
+    job, own, ignored_names = await read_asked(gateway, body, partial(_asked, ask.caller))
+    gateway.tell_ignored(ask, ignored_names)
     webhook, kept_s = own.webhook, gateway.client.result_ttl_s if own.keep_request else None
     if webhook is not None:
         gateway.outbound.check(webhook, "webhook")
@@ -108,11 +108,11 @@ async def recent(
 @router.get("/{job_id}")
 async def status(job_id: str, request: Request, gateway: Open) -> Response:
     tenant = tenant_of(request)
-    shown = await gateway.client.status(job_id, tenant)
+    job_status = await gateway.client.status(job_id, tenant)
     result = None
-    if shown.ended_ms is not None:
+    if job_status.ended_ms is not None:
         result = await gateway.client.result(job_id, wait=False, tenant=tenant)
-    shape = _shape(shown, result)
+    shape = _shape(job_status, result)
     if caller_of(request).is_guest:
         shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
     num_bytes = 0 if result is None else num_bytes_of(result)
@@ -132,25 +132,30 @@ async def events(
     # A browser that reconnects repeats its first query, so the last id that it saw counts instead.
     cursor = starting_after if last_event_id is None else last_event_id
     param = "starting_after" if last_event_id is None else "Last-Event-ID"
-    had = Had.parse(cursor, param)
+    progress = Had.parse(cursor, param)
     await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
-    if had.position:
+    if progress.position:
         gateway.metrics.reconnects.inc()
-    following = gateway.client.event_batches(job_id, cursor, tenant)
-    answering = gateway.reading(ask_of(request), job_id, following)
-    return OpenedStream(answering, Lines(cursor), gateway.settings.ping_s)
+    batches = gateway.client.event_batches(job_id, cursor, tenant)
+    stream = gateway.reading(ask_of(request), job_id, batches)
+    return OpenedStream(stream, Lines(cursor), gateway.settings.ping_s)
 
 
 @router.post("/{job_id}/share")
 async def share(job_id: str, request: Request, gateway: Open) -> Response:
     """Make a token with which anybody may look at and follow this job for `expires_s` seconds."""
-    asked = await read(request, gateway, ShareRequest, may_be_empty=True)
+    body = await read(request, gateway, ShareRequest, may_be_empty=True)
     tenant = tenant_of(request)
     await gateway.client.status(job_id, tenant)
-    token, expires_s = await gateway.shares.issue(job_id, tenant, asked.expires_s)
+    token, expires_s = await gateway.shares.issue(job_id, tenant, body.expires_s)
     url = f"{gateway.settings.root_path}/v1/jobs/{job_id}/events?share={token}"
-    shown: JsonObject = {"object": "job.share", "token": token, "expires_at": expires_s, "url": url}
-    return json_response(shown)
+    fields: JsonObject = {
+        "object": "job.share",
+        "token": token,
+        "expires_at": expires_s,
+        "url": url,
+    }
+    return json_response(fields)
 
 
 @router.post("/{job_id}/cancel")
@@ -172,17 +177,17 @@ def _asked(caller: Caller, body: JsonObject) -> tuple[Job, OfJobs, list[str]]:
     flat = flattened(body)
     if flat.get("echo") is True:
         raise UnsupportedParameter("echo", "params.prompt_logprobs, which spell the prompt")
-    job, others = any_job("", caller, flat)
-    ignored = [name for name in others if name not in OF_JOBS]
-    ignored += [name for name, usual in OF_ANSWERS.items() if flat.get(name, usual) != usual]
-    return job, validate(OfJobs, flat), ignored + ignored_params(body)
+    job, names = any_job("", caller, flat)
+    ignored_names = [name for name in names if name not in OF_JOBS]
+    ignored_names += [name for name, usual in OF_ANSWERS.items() if flat.get(name, usual) != usual]
+    return job, validate(OfJobs, flat), ignored_names + ignored_params(body)
 
 
 def _shape(status: JobStatus, result: Result | None = None) -> dict[str, object]:
-    shown: dict[str, object] = {"id": status.job_id, "object": "job"}
-    shown |= status.model_dump(exclude={"job_id"})
+    fields: dict[str, object] = {"id": status.job_id, "object": "job"}
+    fields |= status.model_dump(exclude={"job_id"})
     usage: dict[str, object] = {"completion_tokens": status.num_tokens}
     if result is not None:
         usage = result.usage.model_dump()
-        shown["result"] = {name: value for name, value in result if name in Result.model_fields}
-    return shown | {"usage": usage}
+        fields["result"] = {name: value for name, value in result if name in Result.model_fields}
+    return fields | {"usage": usage}

@@ -40,14 +40,14 @@ async def generate(request: Request, gateway: Open) -> Response:
 @router.post("/inference/v1/abort_requests")
 async def abort_requests(request: Request, gateway: Open) -> Response:
     """Cancel the jobs of answers, by the answers' ids. One that is not known or has ended stays."""
-    asked = await read(request, gateway, AbortRequest)
-    found = [JOB_ID.search(each) for each in asked.request_ids]
-    aborted = []
-    for job_id in dict.fromkeys(match[0] for match in found if match):
+    body = await read(request, gateway, AbortRequest)
+    matches = [JOB_ID.search(request_id) for request_id in body.request_ids]
+    job_ids = []
+    for job_id in dict.fromkeys(match[0] for match in matches if match):
         with suppress(JobNotFound, JobGone):
             status = await gateway.client.cancel(job_id, tenant_of(request))
-            aborted += [job_id] if status.ended_ms is None or status.state == "cancelled" else []
-    return json_response({"aborted": aborted})
+            job_ids += [job_id] if status.ended_ms is None or status.state == "cancelled" else []
+    return json_response({"aborted": job_ids})
 
 
 @router.get("/v1/models")
@@ -56,16 +56,16 @@ async def models(
     all: Annotated[bool, Query(description="those that no worker serves now, too")] = False,
 ) -> Response:
     """List the models that are served, first those that answer chats and completions."""
-    cards, served = await gateway.client.models(), await gateway.overview.num_workers()
-    listed = [card for card in cards.values() if all or served.get(card.name)]
-    listed.sort(key=lambda card: (card.task != "generate", card.name))
-    shapes = [model_shape(card, served.get(card.name, 0)) for card in listed]
+    cards, num_workers = await gateway.client.models(), await gateway.overview.num_workers()
+    shown_cards = [card for card in cards.values() if all or num_workers.get(card.name)]
+    shown_cards.sort(key=lambda card: (card.task != "generate", card.name))
+    shapes = [model_shape(card, num_workers.get(card.name, 0)) for card in shown_cards]
     return json_response({"object": "list", "data": shapes})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, gateway: Open) -> Response:
-    cards, served = await gateway.client.models(), await gateway.overview.num_workers()
+    cards, num_workers = await gateway.client.models(), await gateway.overview.num_workers()
     if name not in cards:
         raise ModelNotFound(name, list(cards))
-    return json_response(model_shape(cards[name], served.get(name, 0)))
+    return json_response(model_shape(cards[name], num_workers.get(name, 0)))

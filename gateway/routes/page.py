@@ -50,8 +50,8 @@ async def script() -> Response:
 @router.get("/v1/status")
 async def status(request: Request, gateway: Open) -> Response:
     """Return what runs, the latencies that this gateway saw, and the caller's accounts and jobs."""
-    shown = to_json(await gateway.overview.now(caller_of(request)))
-    return Response(shown, media_type="application/json")
+    content = to_json(await gateway.overview.now(caller_of(request)))
+    return Response(content, media_type="application/json")
 
 
 @router.get("/v1/status/events")
@@ -61,16 +61,16 @@ async def status_events(request: Request, gateway: Open) -> Response:
     first = await gateway.overview.now(caller)
 
     async def events() -> AsyncIterator[bytes]:
-        shown = to_json(first)
+        content = to_json(first)
         while True:
-            yield b"data: %b\n\n" % shown
+            yield b"data: %b\n\n" % content
             await asyncio.sleep(EVERY_S)
             if request.app.state.is_stopping():
                 return
             try:
-                shown = to_json(await gateway.overview.now(caller))
+                content = to_json(await gateway.overview.now(caller))
             except QueueUnreachable as error:
-                shown = to_json({"error": error.body().message})
+                content = to_json({"error": error.body().message})
 
     headers = {name.decode(): value.decode() for name, value in HEADERS}
     return StreamingResponse(events(), headers=headers)

@@ -16,7 +16,7 @@ from penstock.gateway.admission.responses import (
     result_of,
     stored_form,
 )
-from penstock.gateway.follow.resumable import NOTHING
+from penstock.gateway.follow.resumable import START
 from penstock.gateway.http.body import HttpBody
 from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.middleware import Open, ask_of, tenant_of
@@ -84,9 +84,9 @@ async def response(
         return await _shown(gateway, job_id, tenant)
     form, _ = await stored_form(gateway, job_id, tenant)
     events = gateway.client.event_batches(job_id, tenant=tenant)
-    writer = ResponseStream(form, NOTHING, starting_after)
-    answering = gateway.reading(ask_of(request), job_id, events)
-    return OpenedStream(answering, writer, gateway.settings.ping_s)
+    writer = ResponseStream(form, START, starting_after)
+    answer = gateway.reading(ask_of(request), job_id, events)
+    return OpenedStream(answer, writer, gateway.settings.ping_s)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -121,18 +121,18 @@ async def items(
     form, _ = await stored_form(gateway, job_id_of(response_id), tenant_of(request))
 
     def listed() -> Response:
-        found = input_items(form)
-        ordered = found if order == "asc" else found[::-1]
-        ids = [each["id"] for each in ordered]
+        inputs = input_items(form)
+        items = inputs if order == "asc" else inputs[::-1]
+        ids = [item["id"] for item in items]
         begin = ids.index(after) + 1 if after in ids else 0
-        page = ordered[begin : begin + limit]
+        page = items[begin : begin + limit]
         return json_response(
             {
                 "object": "list",
                 "data": list[JsonValue](page),
                 "first_id": ids[begin] if page else None,
                 "last_id": ids[begin + len(page) - 1] if page else None,
-                "has_more": begin + len(page) < len(ordered),
+                "has_more": begin + len(page) < len(items),
             }
         )
 

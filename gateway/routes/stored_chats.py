@@ -11,7 +11,7 @@ from penstock.gateway.follow.large_texts import TextLost
 from penstock.gateway.http.body import read
 from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.middleware import Open, tenant_of
-from penstock.gateway.http.writes import COUNTED
+from penstock.gateway.http.writes import WRITE_LIMIT
 from penstock.gateway.openai.paging import After, ItemLimit, Limit, Order, cut, page, page_of
 from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
 from penstock.gateway.openai.stored_chats import (
@@ -40,25 +40,25 @@ async def listed(
 ) -> Response:
     """List the stored chats that were answered; with `metadata[name]` those that have it so."""
     tenant = tenant_of(request)
-    wanted = {
-        found[1]: value
+    metadata = {
+        match[1]: value
         for name, value in request.query_params.items()
-        if (found := OF_METADATA.fullmatch(name))
+        if (match := OF_METADATA.fullmatch(name))
     }
     ids = await gateway.stored_chats.ids(tenant)
-    ordered = [f"{PREFIX}{job_id}" for job_id in (ids if order == "asc" else ids[::-1])]
-    rest, _ = cut(ordered, after, len(ordered) or 1)
-    shown = list[JsonObject]()
+    completion_ids = [f"{PREFIX}{job_id}" for job_id in (ids if order == "asc" else ids[::-1])]
+    rest, _ = cut(completion_ids, after, len(completion_ids) or 1)
+    chats = list[JsonObject]()
     for completion_id in rest:
-        if len(shown) > limit:
+        if len(chats) > limit:
             break
         job_id = chat_job_id(completion_id)
         status = await _status(gateway, job_id, tenant)
-        if status is None or model not in (None, status.model) or not _has(status, wanted):
+        if status is None or model not in (None, status.model) or not _has(status, metadata):
             continue
         with suppress(JobNotFound, JobGone, TextLost):
-            shown.append(await _shown(gateway, job_id, tenant))
-    return json_response(page(shown[:limit], len(shown) > limit))
+            chats.append(await _shown(gateway, job_id, tenant))
+    return json_response(page(chats[:limit], len(chats) > limit))
 
 
 @router.get("/{completion_id}")
@@ -66,13 +66,13 @@ async def retrieve(completion_id: str, request: Request, gateway: Open) -> Respo
     return json_response(await _shown(gateway, chat_job_id(completion_id), tenant_of(request)))
 
 
-@router.post("/{completion_id}", dependencies=COUNTED)
+@router.post("/{completion_id}", dependencies=WRITE_LIMIT)
 async def update(completion_id: str, request: Request, gateway: Open) -> Response:
     """Give a stored chat other metadata."""
     job_id, tenant = chat_job_id(completion_id), tenant_of(request)
     await _stored(gateway, job_id, tenant)  # a job that is no chat is not found
-    asked = await read(request, gateway, MetadataRequest)
-    await gateway.client.annotate(job_id, asked.metadata, tenant)
+    body = await read(request, gateway, MetadataRequest)
+    await gateway.client.annotate(job_id, body.metadata, tenant)
     return json_response(await _shown(gateway, job_id, tenant))
 
 
@@ -82,8 +82,8 @@ async def delete(completion_id: str, request: Request, gateway: Open) -> Respons
     await _stored(gateway, job_id, tenant)
     await gateway.delete(job_id, tenant)
     await gateway.stored_chats.forget(tenant, job_id)
-    deleted = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
-    return json_response(deleted)
+    fields = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
+    return json_response(fields)
 
 
 @router.get("/{completion_id}/messages")
@@ -104,8 +104,8 @@ async def messages(
     return await gateway.client.off_loop.run(form.job.tenant, form.job.guess_bytes(), made)
 
 
-def _has(status: JobStatus, wanted: Mapping[str, str]) -> bool:
-    return all(status.metadata.get(name) == value for name, value in wanted.items())
+def _has(status: JobStatus, metadata: Mapping[str, str]) -> bool:
+    return all(status.metadata.get(name) == value for name, value in metadata.items())
 
 
 async def _status(gateway: Gateway, job_id: str, tenant: str) -> JobStatus | None:

@@ -9,22 +9,22 @@ from penstock.gateway.http.idempotency import name_of, name_under
 from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.middleware import Open, ask_of, tenant_of
 from penstock.gateway.http.upload import receive
-from penstock.gateway.http.writes import COUNTED
+from penstock.gateway.http.writes import WRITE_LIMIT
 from penstock.schemas.api.openai import JsonObject
 
 router = APIRouter(prefix="/v1/uploads", tags=["files"])
 
 
-@router.post("", dependencies=COUNTED)
+@router.post("", dependencies=WRITE_LIMIT)
 async def create(request: Request, gateway: Open) -> Response:
-    asked = await read(request, gateway, UploadRequest)
+    body = await read(request, gateway, UploadRequest)
     tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
-    letters = await name_of(request, gateway, asked)
-    record = await gateway.uploads.create(tenant, asked, most_bytes, letters)
+    letters = await name_of(request, gateway, body)
+    record = await gateway.uploads.create(tenant, body, most_bytes, letters)
     return json_response(record.shape(record.created_s))
 
 
-@router.post("/{upload_id}/parts", dependencies=COUNTED)
+@router.post("/{upload_id}/parts", dependencies=WRITE_LIMIT)
 async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
     """Add a part: multipart/form-data with `data`."""
     uploads = gateway.uploads
@@ -32,21 +32,21 @@ async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
     await uploads.check_open(record)
     part = gateway.files.new_part()
     with folder_errors(), discarded(part):
-        received = await receive(request, part, MAX_PART_BYTES, "data")
-        letters = await name_under(request, gateway, received.digest())
-        part_id = await uploads.add(record, part, received.num_bytes, letters)
-    told: JsonObject = {"id": part_id, "object": "upload.part", "upload_id": upload_id}
-    return json_response(told | {"created_at": await gateway.files.now_s()})
+        body = await receive(request, part, MAX_PART_BYTES, "data")
+        letters = await name_under(request, gateway, body.digest())
+        part_id = await uploads.add(record, part, body.num_bytes, letters)
+    fields: JsonObject = {"id": part_id, "object": "upload.part", "upload_id": upload_id}
+    return json_response(fields | {"created_at": await gateway.files.now_s()})
 
 
-@router.post("/{upload_id}/complete", dependencies=COUNTED)
+@router.post("/{upload_id}/complete", dependencies=WRITE_LIMIT)
 async def complete(upload_id: str, request: Request, gateway: Open) -> Response:
     """Join the parts in the order given, which makes the file."""
-    asked = await read(request, gateway, CompleteRequest)
-    await name_of(request, gateway, asked)  # a repeat asks the same
+    body = await read(request, gateway, CompleteRequest)
+    await name_of(request, gateway, body)  # a repeat asks the same
     record = await gateway.uploads.get(tenant_of(request), upload_id)
     with folder_errors():
-        file = await gateway.uploads.complete(record, asked, gateway.most_stored(ask_of(request)))
+        file = await gateway.uploads.complete(record, body, gateway.most_stored(ask_of(request)))
     return json_response(record.model_copy(update={"end": "completed"}).shape(0, file))
 
 

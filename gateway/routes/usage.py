@@ -13,11 +13,11 @@ router = APIRouter(tags=["jobs"])
 async def usage(request: Request, gateway: Open) -> Response:
     """Tell what the caller's tenant has stored, and what its accounts used of each model."""
     tenant = tenant_of(request)
-    stored = await gateway.storage.used(tenant)
-    shown: JsonObject = {
+    use = await gateway.storage.used(tenant)
+    fields: JsonObject = {
         "object": "usage",
         "tenant": tenant,
-        "storage": stored.shape(gateway.most_stored(ask_of(request))),
+        "storage": use.shape(gateway.most_stored(ask_of(request))),
         "accounts": [*await gateway.overview.accounts(tenant)],
     }
-    return json_response(shown)
+    return json_response(fields)

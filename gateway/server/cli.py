@@ -61,12 +61,12 @@ def main(argv: Sequence[str]) -> int:
         return BAD_USAGE
     try:
         tls = tls_of(settings)
-        listening = _listening(settings)
+        listener = _listening(settings)
     except CannotListen as refusal:
         print(f"penstock gateway: {refusal}", file=sys.stderr)
         return NEVER_STARTS
     keep_what_is_loaded()
-    log.info("gateway listens on %s", url_of(listening, tls is not None))
+    log.info("gateway listens on %s", url_of(listener, tls is not None))
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, _reload, app.state, argv, tls)
         loop.call_soon(pass_on)  # runs when uvicorn listens for signals itself
-        await server.serve([listening])
+        await server.serve([listener])
 
     def pass_on() -> None:
         for number in early:
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())
     if settings.fd is None:
-        close(listening, settings)
+        close(listener, settings)
     status: int = app.state.exit_status
     return status
 

@@ -41,11 +41,11 @@ async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None)
     if secret is None and has_keys and not settings.api_key:
         raise LetsNobodyIn(f"API keys exist, but no server secret: nobody is let in; {GIVE_ONE}")
     if secret is not None:
-        known, own = await store.mark(), mark_of(secret)
+        mark, own = await store.mark(), mark_of(secret)
         await store.note_mark(own)
-        if known not in (None, own):
-            told = "keys and share tokens made under the other let nobody in here"
-            log.error("server secret is another than that of the last gateway or key: %s", told)
+        if mark not in (None, own):
+            effect = "keys and share tokens made under the other let nobody in here"
+            log.error("server secret is another than that of the last gateway or key: %s", effect)
     if not (has_keys or settings.api_key or settings.require_api_keys):
         is_near = settings.uds is not None or is_loopback(settings.host)
         reach = "this machine" if is_near else f"whatever reaches {settings.host or 'any address'}"

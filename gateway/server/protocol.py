@@ -129,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
         is_one = len(hosts) == 1 or (not hosts and self.parser.get_http_version() == "1.0")
         if authority := _AUTHORITY.match(self.url):
             hosts = [authority[1]]
-            self.headers[:] = [each for each in self.headers if each[0] != b"host"]
+            self.headers[:] = [header for header in self.headers if header[0] != b"host"]
             self.headers.append((b"host", authority[1]))
         if not (is_one and all(host_in(host.decode("latin-1")) for host in hosts)):
             message = "Host: a request has one, which is a name or an address, and a port"

@@ -41,8 +41,8 @@ def read_command(raw: bytes) -> ResponseCreate:
     body = parsed(raw)
     kind = body.pop("type", None)
     if kind != "response.create":
-        known = "only response.create is served here"
-        raise InvalidJob(f"type: {str(kind)[:60]!r} is not known; {known}", "type")
+        advice = "only response.create is served here"
+        raise InvalidJob(f"type: {str(kind)[:60]!r} is not known; {advice}", "type")
     stream_id = body.pop("stream_id", "")
     if not isinstance(stream_id, str) or (stream_id and not STREAM_ID.fullmatch(stream_id)):
         sentence = "give 1 to 256 letters, digits, and of _ . -"

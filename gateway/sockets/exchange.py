@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.gateway.admission.ask import STOPPED, Ask, T
+from penstock.gateway.admission.ask import STOP_MESSAGE, Ask, T
 from penstock.gateway.admission.door import end_span, new_request_id
 from penstock.gateway.admission.forms import submit
 from penstock.gateway.admission.gateway import Gateway
@@ -44,18 +44,18 @@ class Exchange:
     form     how it was understood, once it was
     refusal  the error in place of any event, if it came to that
 
-    head  says who asks, as that of a POST
-    left  is set when the caller has hung up
+    head    says who asks, as that of a POST
+    hangup  is set when the caller has hung up
     """
 
     def __init__(
-        self, gateway: Gateway, head: RequestHead, left: asyncio.Event, send_event: Sender
+        self, gateway: Gateway, head: RequestHead, hangup: asyncio.Event, send_event: Sender
     ) -> None:
         self.form: AnswerContext | None = None
         self.refusal: ErrorBody | None = None
         self._gateway = gateway
         self._head = head
-        self._left = left
+        self._hangup = hangup
         self._send_event = send_event
         self._events: ResponseEvents | None = None
         self._status = 0  # the status that HTTP would have; 0: nothing was answered yet
@@ -73,7 +73,7 @@ class Exchange:
         except asyncio.CancelledError:  # the time to drain is up
             if self._status:
                 raise
-            await self._fail(GatewayStopped(STOPPED))
+            await self._fail(GatewayStopped(STOP_MESSAGE))
         except Exception:
             log.exception("a request over a websocket failed")
             if not self._status:
@@ -91,16 +91,16 @@ class Exchange:
         form, noted_in = await read_response(gateway, ask, body, before)
         self.form = form
         async with given_up_if_refused(gateway, form, noted_in):
-            form, answering = await submit(gateway, ask, form)
+            form, stream = await submit(gateway, ask, form)
         self._events = ResponseEvents(form)
 
         async def send_all() -> None:
-            async for batch in answering.events:
+            async for batch in stream.events:
                 for event in batch:
                     await self._take(event)
                 await asyncio.sleep(0)  # a socket with room does not let other tasks run
 
-        await answering.attend(send_all, self._left.wait, self._fail)
+        await stream.attend(send_all, self._hangup.wait, self._fail)
 
     async def _take(self, event: Event) -> None:
         """Send what the event brings. A job that fails before any token is refused."""

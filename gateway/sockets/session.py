@@ -25,7 +25,7 @@ MAX_ACTIVE = 16  # responses of one connection that are made at once
 MAX_WAITING = 256  # responses that wait for them
 MAX_LANES = 32  # with a name, in the life of a connection
 GOES_AWAY = 1012  # the code of a server that starts again
-_FAILED = 1011  # the code of a server that failed
+_FAILURE = 1011  # the code of a server that failed
 _ANSWERS = ("response.completed", "response.incomplete")
 _ENDS = (*_ANSWERS, "response.failed")
 _SHOWN_OF_NOTHING = ("response.created", "response.in_progress", "response.failed")
@@ -52,7 +52,7 @@ class ResponsesSocket:
         self._off_loop = self._gateway.client.off_loop
         self._tenant = tenant
         self._ending: asyncio.Event = scope[ENDING]
-        self._left = asyncio.Event()
+        self._hangup = asyncio.Event()
         self._most_bytes = self._gateway.settings.max_body_bytes
         self._turns = LocalResponses(self._most_bytes)
         self._lanes: dict[str, asyncio.Task[None]] = {}  # the last that was asked on each
@@ -73,7 +73,7 @@ class ResponsesSocket:
             end = parts.create_task(self._end_with_gateway())
             while (raw := await self._received()) is not None:
                 await self._take(raw, parts)
-            self._left.set()  # a gateway that is cancelled leaves its jobs to whoever comes back
+            self._hangup.set()  # a gateway that is cancelled leaves its jobs to whoever comes back
             end.cancel()
 
     async def _received(self) -> bytes | None:
@@ -119,7 +119,7 @@ class ResponsesSocket:
             if before is not None:
                 await asyncio.wait([before])
             async with self._slots:
-                if not self._left.is_set():
+                if not self._hangup.is_set():
                     await self._respond(create)
         finally:
             self._num_open -= 1
@@ -142,13 +142,13 @@ class ResponsesSocket:
                 await self._keep(create, exchange.form.job, before, num_bytes, event)
             await self._send(event, create.stream_id)
 
-        exchange = Exchange(self._gateway, self._head, self._left, send_event)
+        exchange = Exchange(self._gateway, self._head, self._hangup, send_event)
         await exchange.run(create, before)
         if exchange.refusal is not None:
             self._turns.drop(create.stream_id, create.previous)
             await self._send_error(exchange.refusal, create.stream_id)
-        elif not (has_ended or self._left.is_set()):
-            await self._websocket.close(_FAILED)
+        elif not (has_ended or self._hangup.is_set()):
+            await self._websocket.close(_FAILURE)
 
     async def _keep(
         self,
@@ -167,12 +167,12 @@ class ResponsesSocket:
         if not create.generates:
             _leave_answer_out(event, response)
         num_bytes += create.num_bytes + len(to_json(event))
-        said = before or []
+        messages = before or []
         if create.has_input:
-            said = await self._off_loop.run(
+            messages = await self._off_loop.run(
                 self._tenant, num_bytes, going_on, job, response["output"]
             )
-        self._turns.keep(create.stream_id, f"{response['id']}", said, num_bytes)
+        self._turns.keep(create.stream_id, f"{response['id']}", messages, num_bytes)
 
     async def _send_error(self, body: ErrorBody, stream_id: str) -> None:
         failure: JsonObject = {"type": "error", "status": body.status, **error(as_called(body))}
@@ -180,14 +180,14 @@ class ResponsesSocket:
 
     async def _send(self, event: JsonObject, stream_id: str) -> None:
         """Send an event under its lane's name; nobody may be there."""
-        if self._left.is_set():
+        if self._hangup.is_set():
             return
         if stream_id:
             event = {"stream_id": stream_id, **event}
         try:
             await self._websocket.send_text(to_json(event).decode())
         except (WebSocketDisconnect, RuntimeError):
-            self._left.set()
+            self._hangup.set()
 
 
 def _leave_answer_out(event: JsonObject, response: JsonObject) -> None:

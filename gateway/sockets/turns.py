@@ -8,7 +8,7 @@ from penstock.schemas.job import Message
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _LocalResponse:
     lane: str
     messages: Sequence[Message]
     num_bytes: int
@@ -23,24 +23,24 @@ class LocalResponses:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._responses: OrderedDict[str, _LocalResponse] = OrderedDict()
 
     def find(self, response_id: str) -> tuple[Sequence[Message] | None, int]:
         """Return a response's messages and about how many bytes they have, or None and 0."""
-        kept = self._kept.get(response_id)
-        return (None, 0) if kept is None else (kept.messages, kept.num_bytes)
+        response = self._responses.get(response_id)
+        return (None, 0) if response is None else (response.messages, response.num_bytes)
 
     def keep(
         self, lane: str, response_id: str, messages: Sequence[Message], num_bytes: int
     ) -> None:
         """Keep a lane's newest response, and forget the one before it."""
         self.drop(lane)
-        self._kept[response_id] = _Kept(lane, messages, num_bytes)
-        while sum(each.num_bytes for each in self._kept.values()) > self._most_bytes:
-            self._kept.popitem(last=False)
+        self._responses[response_id] = _LocalResponse(lane, messages, num_bytes)
+        while sum(response.num_bytes for response in self._responses.values()) > self._most_bytes:
+            self._responses.popitem(last=False)
 
     def drop(self, lane: str, response_id: str | None = None) -> None:
         """Forget what a lane has; with an id only if it is this response."""
-        for known, kept in [*self._kept.items()]:
-            if kept.lane == lane and response_id in (None, known):
-                del self._kept[known]
+        for key, response in [*self._responses.items()]:
+            if response.lane == lane and response_id in (None, key):
+                del self._responses[key]

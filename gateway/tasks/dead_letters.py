@@ -16,9 +16,9 @@ class DeadLetters:
         """Return the newest letters of each lane, the newest first, and how many were dropped."""
         letters, num_dropped = list[DeadLetter](), 0
         for queue in await self._client.queues():
-            some, dropped = await queue.dead_letters(most)
-            letters += some
-            num_dropped += dropped
+            lane_letters, count = await queue.dead_letters(most)
+            letters += lane_letters
+            num_dropped += count
         return sorted(letters, key=lambda letter: -letter.died_ms), num_dropped
 
     async def get(self, job_id: str) -> tuple[DeadLetter, Job | None]:
@@ -48,7 +48,7 @@ class DeadLetters:
     async def _queue(self, job_id: str) -> Queue:
         """Return the queue of the lane that an id names. Raises JobNotFound."""
         label = lane_label(job_id)
-        found = [each for each in await self._client.queues() if each.lane.label == label]
-        if not found:
+        queues = [queue for queue in await self._client.queues() if queue.lane.label == label]
+        if not queues:
             raise JobNotFound(job_id)
-        return found[0]
+        return queues[0]

@@ -38,13 +38,13 @@ class Due:
         """Make an item due after a delay. An item that is there already keeps its time."""
         await self._run("units/poke", unit, item, delay_ms)
 
-    async def units(self, most: int = 256, most_each: int = 64) -> list[tuple[str, int]]:
+    async def units(self, most: int = 256, most_of_owner: int = 64) -> list[tuple[str, int]]:
         """Return the units that are due, each with its turn, which `holding` takes.
 
-        With those that are held there are at most `most_each` of one owner, as a tenant is of its
-        hosts.
+        With those that are held there are at most `most_of_owner` of one owner, as a tenant is of
+        its hosts.
         """
-        reply = [text.decode() for text in await self._run("units/due", most, most_each)]
+        reply = [text.decode() for text in await self._run("units/due", most, most_of_owner)]
         return [(reply[at], int(reply[at + 1])) for at in range(0, len(reply), 2)]
 
     async def items(self, unit: str, most: int) -> list[str]:
@@ -63,16 +63,16 @@ class Due:
         if await self._run("units/take", unit, turn, lease_ms) != [b"taken"]:
             yield None
             return
-        held = Held(unit)
-        renewing = asyncio.create_task(self._renew(unit, turn + 1, lease_ms))
+        lease = Held(unit)
+        renewal = asyncio.create_task(self._renew(unit, turn + 1, lease_ms))
         try:
-            yield held
+            yield lease
         except BaseException:
-            held.again_ms = 1000  # the next one begins where this one failed
+            lease.again_ms = 1000  # the next one begins where this one failed
             raise
         finally:
-            renewing.cancel()
-            await self._run("units/put_back", unit, turn + 1, held.again_ms)
+            renewal.cancel()
+            await self._run("units/put_back", unit, turn + 1, lease.again_ms)
 
     async def _renew(self, unit: str, turn: int, lease_ms: int) -> None:
         reply = [b"ok"]

@@ -24,10 +24,10 @@ class Fleet:
 
     async def queues(self) -> list[JsonObject]:
         """Return what each model's queue holds."""
-        found: dict[str, list[Queue]] = {}
+        queues: dict[str, list[Queue]] = {}
         for queue in await self.client.queues():
-            found.setdefault(queue.lane.model, []).append(queue)
-        return [await _shown(name, found[name]) for name in sorted(found)]
+            queues.setdefault(queue.lane.model, []).append(queue)
+        return [await _shown(name, queues[name]) for name in sorted(queues)]
 
     async def set_paused(self, model: str, is_paused: bool) -> JsonObject:
         """Let no job of a model begin, or let them again. It may be repeated.
@@ -53,19 +53,19 @@ class Fleet:
 
         Raises WorkerNotFound, NotServed.
         """
-        told = [await queue.tell(worker, order) for queue in await self.client.queues()]
-        if not any(told):
+        answers = [await queue.tell(worker, order) for queue in await self.client.queues()]
+        if not any(answers):
             raise WorkerNotFound(worker)
 
     async def reset_prefix_caches(self) -> list[str]:
         """Let all workers forget what their prefix caches hold; return their names."""
-        told = set[str]()
+        names = set[str]()
         for queue in await self.client.queues():
-            for each in await queue.workers():
-                is_there = each.lease_left_ms > 0 and each.card.sleeps
-                if is_there and await queue.tell(each.worker, "reset_prefix_cache"):
-                    told.add(each.worker)
-        return sorted(told)
+            for worker in await queue.workers():
+                is_there = worker.lease_left_ms > 0 and worker.card.sleeps
+                if is_there and await queue.tell(worker.worker, "reset_prefix_cache"):
+                    names.add(worker.worker)
+        return sorted(names)
 
 
 async def _shown(model: str, queues: list[Queue]) -> JsonObject:

@@ -18,7 +18,7 @@ from penstock.schemas.queue.queue import LaneUse, Queue
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import Connection, texts_of
 
-UNUSED = f"{CHORES}models_unused"  # hash: name -> since when, in unix milliseconds
+UNUSED_SINCE = f"{CHORES}models_unused"  # hash: name -> since when, in unix milliseconds
 DAY_MS = 86_400_000
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ class KnownModels:
 
         Raises ModelNotFound, and ModelInUse while a worker serves it or jobs of it have not ended.
         """
-        known = await self._queues()
-        if name not in known:
-            raise ModelNotFound(name, list(known))
-        use = await self._use(known[name])
-        if not use.is_held and await self._forget(name, known[name]):
+        models = await self._queues()
+        if name not in models:
+            raise ModelNotFound(name, list(models))
+        use = await self._use(models[name])
+        if not use.is_held and await self._forget(name, models[name]):
             return
-        use = await self._use(known[name])
+        use = await self._use(models[name])
         raise ModelInUse(name, use.num_workers, use.num_jobs + use.num_to_hand_on)
 
     async def forget_unused(self, kept_days: float) -> list[str]:
@@ -48,17 +48,17 @@ class KnownModels:
 
         Returns their names. A model that cannot be looked at now is left for later.
         """
-        known, since = await self._queues(), await self._unused_since()
-        for name in since.keys() - known.keys():
+        models, since = await self._queues(), await self._unused_since()
+        for name in since.keys() - models.keys():
             await self._unmark(name)
-        forgotten = []
-        for name, queues in known.items():
+        names = []
+        for name, queues in models.items():
             try:
                 if await self._is_over(name, queues, since.get(name), kept_days):
-                    forgotten += [name] if await self._forget(name, queues) else []
+                    names += [name] if await self._forget(name, queues) else []
             except PenstockError as error:
                 log.warning("model %s was left for later: %s", name, error.message)
-        return forgotten
+        return names
 
     async def _is_over(
         self, name: str, queues: Sequence[Queue], since_ms: int | None, kept_days: float
@@ -72,7 +72,7 @@ class KnownModels:
             return False
         if since_ms is not None and not await self._keeps_jobs(queues):
             return True
-        await Connection(self.client.redis).call("HSET", UNUSED, name, now_ms)
+        await Connection(self.client.redis).call("HSET", UNUSED_SINCE, name, now_ms)
         return False
 
     async def _keeps_jobs(self, queues: Sequence[Queue]) -> bool:
@@ -100,16 +100,16 @@ class KnownModels:
         return LaneUse(*map(sum, zip(*uses, strict=True)))
 
     async def _queues(self) -> dict[str, list[Queue]]:
-        found: dict[str, list[Queue]] = {}
+        models: dict[str, list[Queue]] = {}
         for queue in await self.client.queues():
-            found.setdefault(queue.lane.model, []).append(queue)
-        return found
+            models.setdefault(queue.lane.model, []).append(queue)
+        return models
 
     async def _unused_since(self) -> Mapping[str, int]:
-        reply = texts_of(await Connection(self.client.redis).call("HGETALL", UNUSED))
+        reply = texts_of(await Connection(self.client.redis).call("HGETALL", UNUSED_SINCE))
         texts = [text.decode() for text in reply]
         pairs = zip(texts[::2], texts[1::2], strict=True)
         return {name: int(since) for name, since in pairs if since.isdigit()}
 
     async def _unmark(self, name: str) -> None:
-        await Connection(self.client.redis).call("HDEL", UNUSED, name)
+        await Connection(self.client.redis).call("HDEL", UNUSED_SINCE, name)

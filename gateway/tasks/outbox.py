@@ -53,16 +53,16 @@ async def drain(
     An entry is handed on once it is on the server's disk, and removed afterwards. If this process
     dies between the two, the entry is handed on again, so `hand_on` must bear a repeat.
     """
-    connection, handed, count = Connection(redis), list[bytes](), 0
+    connection, ids, count = Connection(redis), list[bytes](), 0
     mark = await disk.begin(lane.prefix)
-    while reply := await connection.run("housekeeping/outbox", lane.prefix, PAGE, *handed):
+    while reply := await connection.run("housekeeping/outbox", lane.prefix, PAGE, *ids):
         await disk.wait(mark)
         width = 1 + len(FIELDS)
         for at in range(0, len(reply), width):
-            if ended := _ended(reply[at + 1 : at + width]):
-                await hand_on(ended)
-        handed = reply[::width]
-        count += len(handed)
+            if entry := _ended(reply[at + 1 : at + width]):
+                await hand_on(entry)
+        ids = reply[::width]
+        count += len(ids)
     return count
 
 

@@ -27,14 +27,16 @@ MAX_URL_CHARS = 2048
 MAX_RETRY_AFTER_S = 86_400.0  # a receiver that asks for more gets this
 PORTS = (443, 8443)
 # Global by the registries, but never a receiver's: relays, and the own host of a cloud.
-IPV4_NEVER = [IPv4Network(each) for each in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16")]
+IPV4_NEVER = [
+    IPv4Network(network) for network in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16")
+]
 # Networks that carry an IPv4 address inside (6to4, Teredo and its kind), or are for examples.
-IPV6_NEVER = [IPv6Network(each) for each in ("2001::/23", "2002::/16", "3fff::/20")]
+IPV6_NEVER = [IPv6Network(network) for network in ("2001::/23", "2002::/16", "3fff::/20")]
 IPV6_GLOBAL = IPv6Network("2000::/3")  # no IPv4-mapped or -compatible, NAT64, local, multicast
 ORIGIN = re.compile(r"https?://[^/?#@\s]+/?")
 NAME = re.compile(r"([a-z0-9_-]{1,63}\.)*(?!0x[0-9a-f]*$)(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
 
-ALLOWING = "--webhook-public or --webhook-private"  # flags of gateway, housekeeping, penstock up
+ALLOW_FLAGS = "--webhook-public or --webhook-private"  # flags of gateway, housekeeping, penstock up
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -51,11 +53,11 @@ class OutboundSettings(Settings):
 
     @field_validator("webhook_private")
     @classmethod
-    def is_of_origins(cls, given: list[str]) -> list[str]:
-        for each in given:
-            if not ORIGIN.fullmatch(each):
-                raise ValueError(f"{each} is not like http://host:port")
-        return given
+    def is_of_origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin} is not like http://host:port")
+        return origins
 
 
 class NoAnswer(Unavailable):
@@ -95,7 +97,7 @@ class Outbound:
     ) -> None:
         """Use the system's `resolve`, `network` and `tls` where they are not given."""
         self._settings = settings
-        self._private = {_origin(httpx.URL(each)) for each in settings.webhook_private}
+        self._private = {_origin(httpx.URL(url)) for url in settings.webhook_private}
         self._resolve = resolve or _resolved
         self._network = network or httpcore.AnyIOBackend()
         self._tls = tls
@@ -106,7 +108,7 @@ class Outbound:
         Raises InvalidJob, which names `param`, if it may not be called.
         """
         if not self._private and not self._settings.webhook_public:
-            sentence = f"this server calls nobody; its operator may allow it by {ALLOWING}"
+            sentence = f"this server calls nobody; its operator may allow it by {ALLOW_FLAGS}"
             raise InvalidJob(f"{param}: {sentence}", param)
         try:
             target = self._target(url)
@@ -135,20 +137,20 @@ class Outbound:
     def _target(self, url: str) -> Destination:
         if len(url) > MAX_URL_CHARS:
             raise ValueError(f"at most {MAX_URL_CHARS} characters")
-        parsed = httpx.URL(url)
-        if parsed.userinfo:
+        target = httpx.URL(url)
+        if target.userinfo:
             raise ValueError("a URL with a user or a password is not called")
-        scheme, host, port = origin = _origin(parsed)
-        parsed = parsed.copy_with(host=host)
+        scheme, host, port = origin = _origin(target)
+        target = target.copy_with(host=host)
         if origin in self._private:
-            return Destination(parsed, host, port, is_private=True)
+            return Destination(target, host, port, is_private=True)
         if not self._settings.webhook_public or scheme != "https":
             raise ValueError("only https is called, and what the operator listed")
         if port not in PORTS:
             raise ValueError(f"port {port} is not called; use one of {PORTS}")
         if not NAME.fullmatch(host):
             refuse_local([str(ip_address(host))])  # "2130706433" and "0x7f.1" are neither
-        return Destination(parsed, host, port, is_private=False)
+        return Destination(target, host, port, is_private=False)
 
     async def _post(
         self, target: Destination, headers: Mapping[str, str], content: bytes
@@ -166,15 +168,15 @@ class Outbound:
             port=target.port,
             target=target.url.raw_path,
         )
-        sent = {**headers, "host": authority.decode(), "content-length": str(len(content))}
-        dialled = _Pinned(self._network, addresses)
+        all_headers = {**headers, "host": authority.decode(), "content-length": str(len(content))}
+        backend = _Pinned(self._network, addresses)
         async with (
-            httpcore.AsyncConnectionPool(self._tls, network_backend=dialled) as pool,
-            pool.stream("POST", url, headers=list(sent.items()), content=content) as answer,
+            httpcore.AsyncConnectionPool(self._tls, network_backend=backend) as pool,
+            pool.stream("POST", url, headers=list(all_headers.items()), content=content) as answer,
         ):
-            named = {name.lower(): value for name, value in answer.headers}
-            asked = named.get(b"retry-after", b"").decode("latin-1")
-            wait_s = min(float(asked), MAX_RETRY_AFTER_S) if asked.isdecimal() else 0.0
+            fields = {name.lower(): value for name, value in answer.headers}
+            retry_after = fields.get(b"retry-after", b"").decode("latin-1")
+            wait_s = min(float(retry_after), MAX_RETRY_AFTER_S) if retry_after.isdecimal() else 0.0
             return ReceiverAnswer(answer.status, wait_s)
 
 
@@ -193,8 +195,8 @@ class _Pinned(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        *others, last = self._addresses
-        for address in others:
+        *rest, last = self._addresses
+        for address in rest:
             try:
                 return await self._network.connect_tcp(address, port)
             except httpcore.ConnectError:
@@ -209,10 +211,10 @@ def refuse_local(addresses: Sequence[str]) -> None:
     for address in map(ip_address, addresses):
         if isinstance(address, IPv6Address):
             inside, never = address in IPV6_GLOBAL and not address.scope_id, IPV6_NEVER
-            is_never = any(address in each for each in never)
+            is_never = any(address in network for network in never)
         else:
             inside = not address.is_multicast
-            is_never = any(address in each for each in IPV4_NEVER)
+            is_never = any(address in network for network in IPV4_NEVER)
         if is_never or not inside or not address.is_global:
             raise ValueError("its address is not one of the public internet")
 
@@ -223,5 +225,5 @@ def _origin(url: httpx.URL) -> tuple[str, str, int]:
 
 
 async def _resolved(host: str, port: int) -> Sequence[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in addresses]

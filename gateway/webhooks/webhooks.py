@@ -26,7 +26,7 @@ from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.wire.wire import Report, read_or_none
 
-LISTED = 1000  # how many webhooks a tenant's list holds
+LIST_LENGTH = 1000  # how many webhooks a tenant's list holds
 LIST_KEPT_S = 30 * 86_400  # how long the list is kept after its last webhook
 AT_ONCE = 8  # requests of one tenant to one host
 HOST_AT_ONCE = 32  # requests of all tenants to one host
@@ -82,7 +82,7 @@ class Occurrence:
     type: str  # "job.succeeded", "batch.completed"
     subject: str
     at_ms: int
-    told: Mapping[str, JsonValue]
+    details: Mapping[str, JsonValue]
 
     def body(self) -> bytes:
         identity = short_digest(f"{self.subject} {self.type}")
@@ -92,7 +92,7 @@ class Occurrence:
                 "object": "event",
                 "created_at": self.at_ms // 1000,
                 "type": self.type,
-                "data": {"id": self.subject, **self.told},
+                "data": {"id": self.subject, **self.details},
             }
         )
 
@@ -109,11 +109,11 @@ class Webhooks:
     async def secret(self, tenant: str) -> str:
         """Return the secret that signs the tenant's webhooks. It is made at first use."""
         key = f"{CHORES}secrets"
-        drawn = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
-        await self._connection.call("HSETNX", key, tenant, drawn)
-        found = await self._connection.call("HGET", key, tenant)
-        assert isinstance(found, bytes)
-        return found.decode()
+        candidate = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
+        await self._connection.call("HSETNX", key, tenant, candidate)
+        text = await self._connection.call("HGET", key, tenant)
+        assert isinstance(text, bytes)
+        return text.decode()
 
     async def forget_secret(self, tenant: str) -> None:
         """Delete the tenant's secret. The next use makes another."""
@@ -129,7 +129,7 @@ class Webhooks:
 
     async def endpoints(self, tenant: str) -> list[Endpoint]:
         texts = texts_of(await self._connection.call("HVALS", _endpoints(tenant)))
-        return [each for text in texts if (each := read_or_none(Endpoint, text))]
+        return [endpoint for text in texts if (endpoint := read_or_none(Endpoint, text))]
 
     async def has_endpoints(self, tenant: str) -> bool:
         return await self._connection.call("EXISTS", _endpoints(tenant)) == 1
@@ -142,7 +142,9 @@ class Webhooks:
         It may be repeated.
         """
         endpoints = await self.endpoints(occurrence.tenant)
-        for receiver in dict.fromkeys([*([url] if url else []), *(one.url for one in endpoints)]):
+        for receiver in dict.fromkeys(
+            [*([url] if url else []), *(endpoint.url for endpoint in endpoints)]
+        ):
             identity = short_digest(f"{occurrence.subject} {occurrence.type} {receiver}")
             unit, webhook_id = f"{host_of(receiver)} {occurrence.tenant}", f"wh_{identity}"
             reply = await self._run(
@@ -152,7 +154,7 @@ class Webhooks:
                 receiver,
                 unit,
                 occurrence.body(),
-                LISTED,
+                LIST_LENGTH,
                 LIST_KEPT_S,
             )
             if reply == [b"pending"]:
@@ -168,24 +170,24 @@ class Webhooks:
 
     async def webhooks(self, tenant: str) -> list[Webhook]:
         """Return the tenant's webhooks that are still remembered, the newest first."""
-        found = await self._connection.call("ZREVRANGE", f"{CHORES}webhooks:{tenant}", 0, -1)
-        shown = []
-        for webhook_id in [text.decode() for text in texts_of(found)]:
+        ids = await self._connection.call("ZREVRANGE", f"{CHORES}webhooks:{tenant}", 0, -1)
+        webhooks = []
+        for webhook_id in [text.decode() for text in texts_of(ids)]:
             pairs = texts_of(
                 await self._connection.call("HGETALL", f"{CHORES}webhook:{webhook_id}")
             )
             texts = [text.decode() for text in pairs]
             if texts:
                 fields = dict(zip(texts[::2], texts[1::2], strict=True))
-                shown.append(Webhook.model_validate({"id": webhook_id, **fields}))
-        return shown
+                webhooks.append(Webhook.model_validate({"id": webhook_id, **fields}))
+        return webhooks
 
     async def num_attempts(self) -> dict[str, int]:
         """Return how many attempts to send webhooks there were, by the state that each led to."""
         names = [f"webhooks_{state}" for state in STATES]
-        found = await self._connection.call("HMGET", f"{CHORES}counts", *names)
-        assert isinstance(found, list)
-        counts = [int(each) if isinstance(each, bytes) else 0 for each in found]
+        values = await self._connection.call("HMGET", f"{CHORES}counts", *names)
+        assert isinstance(values, list)
+        counts = [int(value) if isinstance(value, bytes) else 0 for value in values]
         return dict(zip(STATES, counts, strict=True))
 
     async def _run(self, script: str, *args: str | bytes | int) -> list[bytes]:
@@ -206,7 +208,7 @@ class Postman(Webhooks):
         self._outbound = outbound
         self._retries = retries
         self._attempt_lease_ms = int(1000 * (timeout_s + 5))
-        self._all = FairPlaces(ALL_AT_ONCE, TENANT_AT_ONCE)
+        self._places = FairPlaces(ALL_AT_ONCE, TENANT_AT_ONCE)
         self._hosts = WeakValueDictionary[str, FairPlaces]()
 
     def use(self, outbound: Outbound, retries: RetrySchedule) -> None:
@@ -216,11 +218,11 @@ class Postman(Webhooks):
     async def deliver(self, unit: str, turn: int) -> None:
         """Send one tenant's due webhooks to one host, for about `WINDOW_S` seconds, as a chore."""
         async with (
-            self.due.holding(unit, turn, UNIT_LEASE_MS) as held,
+            self.due.holding(unit, turn, UNIT_LEASE_MS) as lease,
             asyncio.TaskGroup() as requests,
         ):
             until, tasks = time.monotonic() + WINDOW_S, dict[str, asyncio.Task[None]]()
-            while held and (left_s := until - time.monotonic()) > 0:
+            while lease and (left_s := until - time.monotonic()) > 0:
                 for webhook_id in await self.due.items(unit, AT_ONCE - len(tasks)):
                     if webhook_id not in tasks:  # else it waits for a place
                         attempt = self._attempt_in_turn(unit, webhook_id, left_s)
@@ -230,17 +232,17 @@ class Postman(Webhooks):
                 await asyncio.wait(
                     tasks.values(), timeout=NEWS_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                tasks = {each: task for each, task in tasks.items() if not task.done()}
+                tasks = {key: task for key, task in tasks.items() if not task.done()}
 
     async def _attempt_in_turn(self, unit: str, webhook_id: str, wait_s: float) -> None:
         """Send a webhook, if it gets its places within `wait_s`."""
         host, _, tenant = unit.partition(" ")
         host_places = self._hosts.setdefault(host, FairPlaces(HOST_AT_ONCE, AT_ONCE))
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(wait_s):
-                    await held.enter_async_context(host_places.place(tenant))
-                    await held.enter_async_context(self._all.place(tenant))
+                    await stack.enter_async_context(host_places.place(tenant))
+                    await stack.enter_async_context(self._places.place(tenant))
             except TimeoutError:
                 return
             await self._attempt(unit, webhook_id)
@@ -252,10 +254,10 @@ class Postman(Webhooks):
         turn, attempts, now_s, tenant, url, body = reply[1], int(reply[2]), *reply[3:]
         secret = await self.secret(tenant.decode())
         headers = signed(webhook_id, now_s.decode(), body, [secret])
-        state, answered, retry_after_s = await self._post(url.decode(), headers, body)
+        state, answer, retry_after_s = await self._post(url.decode(), headers, body)
         if state == "pending" and attempts >= self._retries.max_attempts:
             state = "failed"
-        log.info("webhook %s, attempt %d: %s (%s)", webhook_id, attempts, state, answered)
+        log.info("webhook %s, attempt %d: %s (%s)", webhook_id, attempts, state, answer)
         delay_ms = self._retries.delay_ms(attempts, retry_after_s)
         await self._run(
             "webhooks/outcome",
@@ -263,7 +265,7 @@ class Postman(Webhooks):
             unit,
             turn,
             state,
-            answered,
+            answer,
             delay_ms,
             self._retries.kept_s,
         )

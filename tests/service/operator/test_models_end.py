@@ -13,7 +13,7 @@ import redis
 
 from keys_page import complaints
 from penstock.gateway.queue_client import QueueClient
-from penstock.gateway.tasks.known_models import UNUSED, KnownModels
+from penstock.gateway.tasks.known_models import UNUSED_SINCE, KnownModels
 from penstock.schemas.errors import JobNotFound, ModelInUse, ModelNotFound
 from penstock.schemas.keys import MODELS, Lane
 from penstock.schemas.model import ModelCard, WorkerCard
@@ -153,7 +153,7 @@ def test_what_nobody_used_for_so_long_is_forgotten_with_all_that_it_left(redis_u
             assert (await client._lanes.queue(job_id)).lane.model == GONE
             assert await forgotten(client, days=1) == []
             with store(redis_url) as server:
-                assert server.hkeys(UNUSED) == [GONE.encode()]
+                assert server.hkeys(UNUSED_SINCE) == [GONE.encode()]
                 assert list(server.scan_iter(f"penstock:{{{GONE}:*")) != []
                 assert complaints(server) == []
             assert await KnownModels(client).forget_unused(BRIEF) == [GONE]
@@ -213,8 +213,8 @@ def test_housekeeping_forgets_by_itself(redis_url: str) -> None:
     asyncio.run(prepare())
     with store(redis_url) as server:
         with HousekeepingProcess(redis_url, "--models-kept-days", "1"):
-            eventually(lambda: server.hexists(UNUSED, GONE), within_s=30)
-        server.hset(UNUSED, GONE, 1)
+            eventually(lambda: server.hexists(UNUSED_SINCE, GONE), within_s=30)
+        server.hset(UNUSED_SINCE, GONE, 1)
         with HousekeepingProcess(redis_url, "--models-kept-days", "0"):
             eventually(lambda: server.ttl("penstock:{chores}:signature") > 0, within_s=30)
             assert names(server) == {GONE.encode()}

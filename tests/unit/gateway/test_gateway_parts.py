@@ -15,7 +15,7 @@ from penstock.gateway.auth.access import Caller
 from penstock.gateway.http.sse import EventStream
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
-from penstock.gateway.openai.stream import NOTHING, ChatChunks, ReaderPosition, TextChunks
+from penstock.gateway.openai.stream import START, ChatChunks, ReaderPosition, TextChunks
 from penstock.schemas.api.openai import StreamOptions
 from penstock.schemas.cursor import Had
 from penstock.schemas.errors import QueueUnreachable, StreamDiverged
@@ -141,13 +141,17 @@ def test_from_each_id_of_a_stream_the_rest_follows_byte_by_byte(
         text = b"".join(chunks.render(event) for event in [*deltas, DONE])
         return text.removesuffix(b"\n\n").split(b"\n\n")
 
-    whole = sent(NOTHING)
+    whole = sent(START)
     for at, event in enumerate(whole):
         if event.startswith(b"id: "):
             seen = ReaderPosition.parse(event[4 : event.index(b"\n")].decode(), "x")
             assert sent(seen) == whole[at + 1 :]
             with pytest.raises(StreamDiverged):
-                sent(seen._replace(had=seen.had._replace(checksum=(seen.had.checksum or 0) ^ 1)))
+                sent(
+                    seen._replace(
+                        progress=seen.progress._replace(checksum=(seen.progress.checksum or 0) ^ 1)
+                    )
+                )
     assert len([event for event in whole if event.startswith(b"id: ")]) == len(whole) - 1
 
 
@@ -169,7 +173,7 @@ def test_an_id_of_an_event_that_is_no_more_is_refused(
             if not line.startswith(b"id: "):
                 continue
             seen = ReaderPosition.parse(line[4:].decode(), "x")
-            seen = seen._replace(had=Had(seen.had.position)) if is_bare else seen
+            seen = seen._replace(progress=Had(seen.progress.position)) if is_bare else seen
             is_lost = event not in again and (seen.num_chunks > 0 or event.position == at)
             if is_lost and not (is_bare and seen.num_chunks and event.position == at):
                 with pytest.raises(StreamDiverged):

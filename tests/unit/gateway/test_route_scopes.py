@@ -5,8 +5,8 @@ import re
 from fastapi.routing import APIRoute
 
 from paths import ROOT
-from penstock.gateway.auth.access import NEEDED, OPEN_PATHS
-from penstock.gateway.http.writes import COUNTED
+from penstock.gateway.auth.access import OPEN_PATHS, PATH_SCOPES
+from penstock.gateway.http.writes import WRITE_LIMIT
 from penstock.gateway.process.settings import GatewaySettings
 from penstock.gateway.server.app import ROUTERS, build
 
@@ -23,12 +23,12 @@ ROUTES = {
 def scope(path: str) -> str:
     if path in OPEN_PATHS:
         return "open"
-    return next((scope for start, scope in NEEDED if path.startswith(start)), "any")
+    return next((scope for start, scope in PATH_SCOPES if path.startswith(start)), "any")
 
 
 def test_each_route_needs_a_scope_or_is_known_to_need_none() -> None:
     paths = set(ROUTES)
-    scoped = {path for path in paths if path.startswith(tuple(start for start, _ in NEEDED))}
+    scoped = {path for path in paths if path.startswith(tuple(start for start, _ in PATH_SCOPES))}
     assert len(scoped) > 15
     assert paths - scoped - OPEN_PATHS == FOR_ANY_KEY
 
@@ -56,7 +56,7 @@ def test_each_post_counts_as_a_request_of_its_key() -> None:
         for route in router.routes
         if isinstance(route, APIRoute) and "POST" in route.methods
     ]
-    counted = {route.path for route in posts if route.dependencies == COUNTED}
+    counted = {route.path for route in posts if route.dependencies == WRITE_LIMIT}
     others = {route.path for route in posts} - counted
     assert len(counted) == 9
     assert {path for path in others if not NOT_COUNTED.fullmatch(path)} == set()
