@@ -4,6 +4,7 @@ What is being made, and copies of what is being read, are in the folder of the p
 """
 
 import asyncio
+import atexit
 import errno
 import logging
 import os
@@ -25,6 +26,9 @@ NAME = re.compile(r"[a-z0-9._-]*[a-z2-7]{26}(\.part_[a-z2-7]{26})?")
 RETRY_S = 15  # how long a store that does not answer is asked again, or waited for
 CONNECT_S = 5
 MOST_S = 3600  # how long a request may take while its bytes come
+# A thread of obstore lets go of objects of Python after it answered. Where Python ends then, that
+# aborts the process, whose exit status is then none of ours.
+LAST_TOUCH_S = 0.05
 PARTS_AT_ONCE = 4  # parts of 5 MiB; each is sent within RETRY_S
 # What the environment says of how a store is reached; options of our own stand in place of it all.
 OF_CLIENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate")
@@ -117,6 +121,7 @@ class ObjectStorage:
     def __init__(self, url: str) -> None:
         from obstore.store import from_url
 
+        atexit.register(time.sleep, LAST_TOUCH_S)
         retries = timedelta(seconds=RETRY_S)
         self._no_bucket = f"files_url: {url}: there is no such bucket; make it, or name another"
         self._store: ObjectStore = from_url(

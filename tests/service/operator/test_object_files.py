@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -184,6 +186,21 @@ def test_a_store_that_is_away_is_told_and_tried_again(
         assert not [*tmp_path.iterdir()]
         assert "store of files failed" in gateway.log.read_text()
         assert httpx.get(f"{gateway.url}/health").status_code == 200
+
+
+ASKS_AND_ENDS = """
+import asyncio
+from penstock.gateway.files.storage import NoSuchStore, ObjectStorage
+try:
+    asyncio.run(ObjectStorage("s3://nowhere/files").check())
+except NoSuchStore:
+    raise SystemExit(3)
+"""
+
+
+def test_a_process_that_has_just_asked_a_store_ends_with_its_own_status(stores: Stores) -> None:
+    processes = [subprocess.Popen([sys.executable, "-c", ASKS_AND_ENDS]) for _ in range(16)]
+    assert [process.wait(60) for process in processes] == [NEVER_STARTS] * len(processes)
 
 
 def test_a_bucket_that_is_not_there_ends_each_process_at_its_start(
