@@ -24,6 +24,28 @@ EMPTY_WHEN_IDLE = (
     "ready:", "backlog:", "waiting:", "fair:", "deadlines", "orphans", "delayed", "parked", "outbox"
 )  # fmt: skip
 
+# The sizes of a lane's keys whose names begin so, without those that hold nothing.
+_SIZES = """
+local sizes = {}
+local calls = {zset = 'ZCARD', list = 'LLEN', set = 'SCARD', hash = 'HLEN', stream = 'XLEN'}
+for begin = 2, #ARGV do
+  for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ARGV[begin] .. '*')) do
+    local call = calls[redis.call('TYPE', key).ok]
+    local size = call and redis.call(call, key) or 0
+    if call == 'XLEN' then
+      for _, group in ipairs(redis.call('XINFO', 'GROUPS', key)) do
+        size = size + group[6]
+      end
+    end
+    if size > 0 then
+      sizes[#sizes + 1] = string.sub(key, #ARGV[1] + 1)
+      sizes[#sizes + 1] = size
+    end
+  end
+end
+return sizes
+"""
+
 Store = redis.Redis
 
 
@@ -220,22 +242,6 @@ def foreign_keys(store: Store, lane: Lane) -> list[str]:
 
 
 def _unfinished(store: Store, lane: Lane) -> dict[str, int]:
-    """What an idle lane has none of."""
-    found = {}
-    for key in store.scan_iter(f"{lane.prefix}*", count=1000):
-        name = key.decode().removeprefix(lane.prefix)
-        if name.startswith(EMPTY_WHEN_IDLE) and (size := _size(store, key)):
-            found[name] = size
-    return found
-
-
-def _size(store: Store, key: bytes) -> int:
-    kind = store.type(key)
-    if kind == b"stream":
-        return int(store.xlen(key)) + _pending(store, key)
-    sizes = {b"zset": store.zcard, b"list": store.llen, b"set": store.scard, b"hash": store.hlen}
-    return int(sizes[kind](key)) if kind in sizes else 0
-
-
-def _pending(store: Store, key: bytes) -> int:
-    return sum(int(group["pending"]) for group in store.xinfo_groups(key))
+    """What an idle lane has none of: in one look, or a job that moves between keys is missed."""
+    sizes = store.eval(_SIZES, 0, lane.prefix, *EMPTY_WHEN_IDLE)
+    return {name.decode(): size for name, size in zip(sizes[::2], sizes[1::2], strict=True)}

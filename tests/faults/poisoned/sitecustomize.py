@@ -10,7 +10,7 @@ if any("engine_process" in word for word in sys.orig_argv):
     from penstock.worker.engine.engine import Engine
     from penstock.worker.engine.io.messages import AddSequence, Output
 
-    add, step = Engine.add, Engine.step
+    add, step = Engine._add, Engine.step
     steps = list[int]()
 
     def add_poison(self: Engine, addition: AddSequence) -> None:
@@ -25,4 +25,4 @@ if any("engine_process" in word for word in sys.orig_argv):
                 os.kill(os.getpid(), signal.SIGKILL)
         return step(self)
 
-    Engine.add, Engine.step = add_poison, step_towards_death  # type: ignore[method-assign]
+    Engine._add, Engine.step = add_poison, step_towards_death  # type: ignore[method-assign]
