@@ -89,7 +89,7 @@ async def sse(num_streams: int, num_tokens: int) -> Figures:
 async def _read_http(port: int, num_tokens: int) -> None:
     fields = {"model": "fake", "prompt": "x", "max_tokens": num_tokens, "stream": True}
     body = json.dumps(fields | {"ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     tail = b""

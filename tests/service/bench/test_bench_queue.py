@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.loadtest.lab import queue
-from penstock.loadtest.lab.engines.queue_path import delivery, in_process
+from penstock.loadtest.lab.engines.queue_path import delivery, in_process, sse
 from penstock.loadtest.requests.workload import Request
 from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.fake import Stamps, fake_engine
@@ -36,6 +36,10 @@ def test_what_is_delivered_came_after_it_was_made() -> None:
     figures = asyncio.run(delivery(3, 20))
     assert 0 < figures["p50_ms"] <= figures["p99_ms"]
     assert figures["worker_us"] >= 0
+
+
+def test_the_gateway_answers_the_streams_whose_cost_is_measured() -> None:
+    assert asyncio.run(sse(2, 5))["us"] > 0
 
 
 def test_the_engine_in_process_makes_what_was_asked() -> None:
