@@ -4,6 +4,7 @@ from pathlib import Path
 
 from penstock.schemas.errors import InvalidJob
 from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.models.folder.forms import other_form
 
 
 def model_folder(
@@ -23,13 +24,33 @@ def model_folder(
         is_here = folder.is_dir()
     except (OSError, RuntimeError, ValueError) as error:  # not to be looked at, or nobody's home
         raise InvalidJob(f"{param}: {name!r} cannot be read: {error}", param) from error
-    if is_here or name == BUNDLED_MODEL.name:
-        if revision is not None:
-            raise InvalidJob(f"revision: {name!r} is a folder, which has none", "revision")
-        return folder if is_here else BUNDLED_MODEL
+    if not is_here and name != BUNDLED_MODEL.name:
+        _refuse_no_name(name, folder, param)
+        folder = _fetched(name, with_weights, with_code, revision, param)
+    elif revision is not None:
+        raise InvalidJob(f"revision: {name!r} is a folder, which has none", "revision")
+    elif not is_here:
+        return BUNDLED_MODEL
+    if param == "model" and (sentence := other_form(folder, with_weights)):
+        raise InvalidJob(f"model: {sentence}", param)
+    return folder
+
+
+def _refuse_no_name(name: str, folder: Path, param: str) -> None:
+    """Refuse what is no name of the hub's."""
+    if folder.suffix == ".gguf":
+        hint = "a GGUF file, and a model is a folder of *.safetensors beside a config.json"
+        way = "llama.cpp's server takes it, and is served by --engine openai"
+        raise InvalidJob(f"{param}: {name!r} is {hint}; {way}", param)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        hint = f"neither a folder nor a name like org/model; {BUNDLED_MODEL.name} is bundled"
+        kind = "a file, not a folder or" if folder.is_file() else "neither a folder nor"
+        hint = f"{kind} a name like org/model; {BUNDLED_MODEL.name} is bundled"
         raise InvalidJob(f"{param}: {name!r} is {hint}", param)
+
+
+def _fetched(
+    name: str, with_weights: bool, with_code: bool, revision: str | None, param: str
+) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

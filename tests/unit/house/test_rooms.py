@@ -76,7 +76,9 @@ MAY_IMPORT = {
     "worker": {
         "worker", "schemas", "msgspec", "pydantic", "pydantic_settings", "uvloop", "rich",
     },
-    "worker.process.model_folder": {"worker.bundled.paths", "schemas", "huggingface_hub"},
+    "worker.process.model_folder": {
+        "worker.bundled.paths", "worker.models.folder", "schemas", "huggingface_hub",
+    },
     "worker.process.settings": {
         "worker", "schemas", "pydantic", "pydantic_settings",
     },
