@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from penstock.schemas.params.sampling import SamplingParams
@@ -125,7 +131,32 @@ _UNSEEN: dict[str, object] = {
     "image_size": 28,
     "patch_size": 14,
     "mm_tokens_per_image": 4,
+    "depth": 1,
+    "embed_dim": 32,
+    "num_heads": 2,
+    "n_layers": 1,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "d_model": 32,
+    "base_channels": 32,
+    "channel_multiplier": [1, 1],
+    "num_embeddings": 16,
+    "hidden_dim": 32,
+    "num_layers": 1,
+    "dim_head": 16,
 }
+# What transformers' writer makes of names that its reader, and who published them, have otherwise.
+_MISSPELT = {
+    "kimi_k25": ("language_model.model.blocks.", "language_model.model.layers."),
+    "qianfan_ocr": ("language_model.model.encoder.layers.", "language_model.model.layers."),
+}
+_MROPE: dict[str, object] = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def _loader(config: Any) -> Any:
+    is_text = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForCausalLM if is_text else AutoModelForMultimodalLM
 
 
 def usual(family: str) -> Any:
@@ -160,6 +191,13 @@ def _wrapped(kind: Any, large: Any) -> Any:
         part = getattr(large, name)
         if name == "text_config":
             parts[name] = tiny(part.model_type).to_dict()
+            if "mrope_section" in getattr(part, "ignore_keys_at_rope_validation", ()) or (
+                part.model_type == "paddleocr_vl_text"
+            ):
+                rope = _MROPE | (parts[name].get("rope_parameters") or {})
+                is_half = rope.get("partial_rotary_factor") == 0.5
+                section = [1, 1, 2] if is_half else [2, 3, 3]
+                parts[name]["rope_parameters"] = rope | {"mrope_section": section}
         elif part is not None:
             known = part.to_dict().keys()
             parts[name] = {each: value for each, value in _UNSEEN.items() if each in known}
@@ -174,13 +212,22 @@ def save(family: str, path: Path, **fields: object) -> None:
     config = tiny(family)
     config.update(fields)
     with torch.device("meta"):
-        size = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(each.numel() for each in _loader(config).from_config(config).parameters())
     if size > _MOST_PARAMETERS:
         raise ValueError(f"{size / 1e6:.0f} million parameters")
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config).float()
+    model = _loader(config).from_config(config).float()
     draw(model)
     model.save_pretrained(path)
+    if family in _MISSPELT:
+        renamed(path, *_MISSPELT[family])
+
+
+def renamed(folder: Path, old: str, new: str) -> None:
+    """Let tensors whose names hold `old` have `new` there."""
+    file = folder / "model.safetensors"
+    tensors = {name.replace(old, new): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 @torch.no_grad()
@@ -256,9 +303,11 @@ class Played:
 
 @torch.inference_mode()
 def logprobs_of(path: Path, sequences: Sequence[list[int]]) -> list[Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(
+    model = _loader(AutoConfig.from_pretrained(path)).from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
     model.train(False)
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
     rows = [model(input_ids=torch.tensor([each]), use_cache=False).logits[0] for each in sequences]
     return [each.float().log_softmax(-1) for each in rows]

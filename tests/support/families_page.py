@@ -1,12 +1,14 @@
 """Compare every family that transformers has, and write what was found: `make families`.
 
+`make families FAMILIES=seeing` writes the table of models that see alone.
+
 docs/families.md gets a row for each; worker/models/families/compared.py names those served.
 """
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,13 +24,15 @@ from huggingface_hub.errors import StrictDataclassError  # noqa: E402
 import families  # noqa: E402
 from penstock.worker.models import impl  # noqa: E402
 from penstock.worker.models.contract.spec import ModelSpec  # noqa: E402
+from penstock.worker.models.families.seeing import SEEING  # noqa: E402
 from penstock.worker.models.folder.errors import ModelError, UnsupportedFamily  # noqa: E402
 from penstock.worker.models.native.config import FAMILIES as NATIVE  # noqa: E402
 from penstock.worker.models.transformers.transformers_model import plan_transformers_model  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
-NAMES = ROOT / "worker" / "models" / "compared.py"
-BEGIN, END = "<!-- made -->", "<!-- end -->"
+NAMES = ROOT / "worker/models/families/compared.py"
+FAMILIES_MARKS = "<!-- made -->", "<!-- end -->"
+SEEING_MARKS = "<!-- made of models that see -->", "<!-- end of models that see -->"
 # Of a configuration that cannot be, or lacks a library.
 _FAILURES = (
     ArithmeticError, AttributeError, ImportError, LookupError, NotImplementedError, RuntimeError,
@@ -104,6 +108,10 @@ def main() -> int:
     torch.set_num_threads(1)
     impl.DIFFERING_FAMILIES = frozenset()  # they are compared again
     asked = sys.argv[1:] or families.FAMILIES
+    if asked == ["seeing"] or asked == families.FAMILIES:
+        _replace(SEEING_MARKS, _seeing_table())
+    if asked == ["seeing"]:
+        return 0
     rows = []
     for number, family in enumerate(asked, 1):
         began_s = time.monotonic()
@@ -117,15 +125,32 @@ def main() -> int:
 
 def _write(rows: list[Row]) -> None:
     served = [row for row in rows if row.is_served]
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text("\n".join([before + BEGIN, *_tables(rows, served), END]) + after)
+    _replace(FAMILIES_MARKS, _tables(rows, served))
     differing = [row for row in rows if row.difference is not None and not row.is_served]
     NAMES.write_text(
         '"""The families that were compared with transformers: `make families` writes this."""\n\n'
         + _set("COMPARED_FAMILIES", served)
         + _set("DIFFERING_FAMILIES", differing)
     )
+
+
+def _replace(marks: tuple[str, str], lines: Iterable[str]) -> None:
+    """Replace what the page has between two marks."""
+    begin, end = marks
+    before, _, rest = PAGE.read_text().partition(begin)
+    PAGE.write_text("\n".join([before + begin, *lines, end]) + rest.partition(end)[2])
+
+
+def _seeing_table() -> Iterator[str]:
+    yield "| model | text | native |"
+    yield "|---|---|---|"
+    for name in sorted(SEEING):
+        with TemporaryDirectory() as temporary:
+            families.save(name, Path(temporary))
+            text = families.usual(name).get_text_config().model_type
+            difference, _ = _difference(Path(temporary), "native")
+        print(line := f"| `{name}` | `{text}` | {difference:.1e} |", flush=True)
+        yield line
 
 
 def _set(name: str, rows: list[Row]) -> str:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from penstock.worker.layers.latent_attention import LatentAttention
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.families.table import FAMILIES
 from penstock.worker.models.folder.errors import BrokenModel, ModelError
+from penstock.worker.models.impl import load_model
 from penstock.worker.models.native.loading import load_decoder, plan_decoder
 
 TOLERANCE = 1e-4
@@ -254,6 +256,52 @@ def test_stretched_positions_are_those_of_the_length_that_is_asked_for(
     wanted = logprobs_of(tmp_path, prompts())
     for (seq, at), row in Passes(decoder, prompts()).whole().logits.items():
         assert float((row.log_softmax(-1) - wanted[seq][at]).abs().max()) < TOLERANCE
+
+
+def test_kimi_k2_is_deepseek_v3_by_another_name(tmp_path: Path) -> None:
+    families.save("deepseek_v3", tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    path.write_text(json.dumps(fields | {"model_type": "kimi_k2", "auto_map": code}))
+    played = Played(tmp_path)
+    path.write_text(json.dumps(fields))
+    assert played.distance(tmp_path) < TOLERANCE
+
+
+def test_scales_of_a_cache_and_old_masks_are_no_reason_to_end(tmp_path: Path) -> None:
+    families.save("llama", tmp_path)
+    file = tmp_path / "model.safetensors"
+    attention = "model.layers.0.self_attn"
+    names = ("k_scale", "v_scale", "attn.k_scale", "masked_bias", "rotary_emb.inv_freq")
+    needless = {f"{attention}.{name}": torch.ones(1) for name in names}
+    save_file(load_file(file) | needless, file)
+    load_decoder(tmp_path)
+    save_file(load_file(file) | {f"{attention}.q_scale_": torch.ones(1)}, file)
+    with pytest.raises(BrokenModel, match="unexpected tensor"):
+        load_decoder(tmp_path)
+
+
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+@pytest.mark.parametrize("length", [64, 128])
+def test_dynamic_positions_are_those_of_the_longest(
+    length: int, impl: Literal["native", "transformers"], tmp_path: Path
+) -> None:
+    """transformers goes by the sequence that it reads: one of the most tokens that are served."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    families.save("llama", tmp_path, rope_parameters=rope, max_position_embeddings=64)
+    model = load_model(ModelSpec(tmp_path, impl))
+    assert model.config.max_model_len == 128
+    model.prepare(length)
+    (longest,) = prompts_of(length)
+    (wanted,) = logprobs_of(tmp_path, [longest])
+    for (_, at), row in Passes(model, [longest]).whole().logits.items():
+        assert float((row.log_softmax(-1) - wanted[at]).abs().max()) < TOLERANCE
+
+
+def prompts_of(length: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(3, families.VOCAB, (1, length), generator=generator).tolist()
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma3_text", "qwen2_moe"])

@@ -350,7 +350,7 @@ def test_end_tokens_come_from_the_generation_configuration_first(
         ({"head_dim": 63}, "head_dim"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "rope"),
+        ({"rope_scaling": {"type": "dynamic"}, "rope_parameters": None}, "rope"),
         ({"layer_types": ["full_attention"] * 4}, "layer_types"),
         ({"num_local_experts": 8}, "num_local_experts is 8"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),

@@ -55,6 +55,15 @@ def load(path: Path, dtype: Any = "float32", arithmetic: Arithmetic = AS_IT_IS) 
     return load_model(ModelSpec(path, "transformers", dtype, arithmetic=arithmetic))
 
 
+@pytest.mark.parametrize(
+    "family, field", [("gpt_oss", "intermediate_size"), ("dots1", "moe_intermediate_size")]
+)
+def test_experts_may_be_of_any_width(family: str, field: str, tmp_path: Path) -> None:
+    """Rows of torch's grouped product are multiples of 16 bytes; these have 132."""
+    families.save(family, tmp_path, **{field: 33})
+    assert Played(tmp_path).distance(tmp_path) < families.TOLERANCE
+
+
 @pytest.mark.parametrize("family", [*VARIED, *STATEFUL])
 def test_log_probabilities_equal_transformers(family: str, folders: Callable[[str], Path]) -> None:
     """Over slices, prefix hits and preemption."""

@@ -1,4 +1,7 @@
-"""The frequencies of rotary positions (RoPE), stretched as linear, llama3, YaRN or LongRoPE do."""
+"""The frequencies of rotary positions (RoPE), and their ways of stretching.
+
+These are linear, llama3, YaRN, LongRoPE and dynamic NTK.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.worker.models.folder.errors import BrokenModel, UnsupportedField, WrongValue
 
-_STRETCHING_KINDS = ("linear", "llama3", "yarn", "longrope")
+_STRETCHING_KINDS = ("linear", "llama3", "yarn", "longrope", "dynamic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,26 @@ def _rope(
         return Rope((*frequencies, *fill), 1.0, order)
     if kind not in _STRETCHING_KINDS:
         raise UnsupportedField("rope_type", kind, ", ".join(("default", *_STRETCHING_KINDS)))
-    longer, more = None, {} if layer_type is None else {"layer_type": layer_type}
-    if kind == "longrope":
-        original = parameters["original_max_position_embeddings"]
-        long_frequencies, _ = ROPE_INIT_FUNCTIONS[kind](hf, seq_len=original + 1, **more)
-        longer = ((*long_frequencies.tolist(), *fill), original)
-        more["seq_len"] = original
-    frequencies, attention_factor = ROPE_INIT_FUNCTIONS[kind](hf, **more)
+    longer, seq_len = None, None
+    more = {} if layer_type is None else {"layer_type": layer_type}
+    if kind in ("longrope", "dynamic"):
+        original, length = stretched_lengths(kind, hf.max_position_embeddings, parameters)
+        long_frequencies, _ = ROPE_INIT_FUNCTIONS[kind](hf, seq_len=length, **more)
+        longer, seq_len = ((*long_frequencies.tolist(), *fill), original), original
+    frequencies, attention_factor = ROPE_INIT_FUNCTIONS[kind](hf, seq_len=seq_len, **more)
     return Rope((*frequencies.tolist(), *fill), float(attention_factor), order, longer)
+
+
+def stretched_lengths(kind: str, made_for: int, parameters: Mapping[str, float]) -> tuple[int, int]:
+    """Return the length up to which longrope or dynamic rotate as usual, and one that stretches.
+
+    As in vLLM, who serves longer sequences than the first has all rotated as the longest is:
+    transformers goes by the longest of a batch.
+    """
+    if kind == "dynamic":
+        return made_for, int(made_for * parameters["factor"])
+    original = int(parameters["original_max_position_embeddings"])
+    return original, original + 1
 
 
 def _order(head_dim: int, rotary_dim: int, interleaved: bool) -> tuple[int, ...] | None:

@@ -1,5 +1,7 @@
 """A configuration as a family reads it, and the fields that most families have."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from penstock.worker.layers.attention import HeadShape
@@ -22,10 +24,13 @@ class Fields:
     """A configuration that notes which of its fields are read.
 
     A field that changes the numbers of some family and that nobody read is refused.
+
+    usual  the values of fields that the configuration's class does not have
     """
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: Any, usual: Mapping[str, object] = MappingProxyType({})) -> None:
         self.hf = hf
+        self._usual = usual
         self.were_read: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -34,7 +39,9 @@ class Fields:
         try:
             return getattr(self.hf, name)
         except AttributeError:
-            raise BrokenModel(f"config.json: {name} is missing") from None
+            if name not in self._usual:
+                raise BrokenModel(f"config.json: {name} is missing") from None
+            return self._usual[name]
 
     def count(self, name: str, least: int = 1) -> int:
         """Return a field that is a whole number. Raises WrongValue where it is less, or none."""

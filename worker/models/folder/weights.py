@@ -1,7 +1,7 @@
 """The sources of a model's tensors: safetensors files mapped into memory, or random numbers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +13,18 @@ from penstock.worker.layers.linear import Weight
 from penstock.worker.models.folder.errors import BrokenModel
 
 _INDEX = "model.safetensors.index.json"
+# Ends of names of what old checkpoints hold and rope or attention compute, and of scales that only
+# a cache of 8 bits would use.
+_NEEDLESS = ("rotary_emb.inv_freq", ".masked_bias", ".k_scale", ".v_scale")
+# What goes before the names of a text's tensors in the folder of a model that sees: before those
+# of "model.", and before the head's.
+_TEXT_ROOTS = (
+    ("model.language_model.", ""),
+    ("language_model.model.", "language_model."),
+    ("model.text_model.", ""),
+    ("thinker.model.", "thinker."),
+    ("model.", ""),
+)
 
 
 class Weights(Protocol):
@@ -55,32 +67,39 @@ class _File(Protocol):
 
 
 class SafetensorsWeights(Weights):
-    """The tensors of a folder, in one file or in the shards that its index names."""
+    """The tensors of a folder, in one file or in the shards that its index names.
 
-    def __init__(self, path: Path) -> None:
+    sees  of a model that sees, the tensors of its text alone, by the names that they have in a
+          model of text
+    """
+
+    def __init__(self, path: Path, sees: bool = False) -> None:
         self._file_of = _locate(path)
+        names = self._file_of
+        self._stored_name = _text_names(names) if sees else {name: name for name in names}
         self._open: dict[Path, _File] = {}
         self._read_names: set[str] = set()
 
     def has(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._stored_name
 
     def fill(self, target: Tensor, name: str) -> None:
         """Copy tensor `name` into target, which has its shape, and convert its type.
 
         Raises BrokenModel when it is missing, damaged or of another shape.
         """
-        file = self._file_of.get(name)
-        if file is None:
+        stored_name = self._stored_name.get(name)
+        if stored_name is None:
             files = ", ".join(sorted({file.name for file in self._file_of.values()}))
             raise BrokenModel(f"tensor {name} is missing from {files}")
+        file = self._file_of[stored_name]
         try:
-            tensor = self._handle(file).get_tensor(name)
+            tensor = self._handle(file).get_tensor(stored_name)
         except (SafetensorError, OSError) as error:
-            raise BrokenModel(f"{file}: tensor {name}: {error}") from error
+            raise BrokenModel(f"{file}: tensor {stored_name}: {error}") from error
         if tensor.shape != target.shape:
             raise BrokenModel(
-                f"{file}: tensor {name} has shape {list(tensor.shape)}, "
+                f"{file}: tensor {stored_name} has shape {list(tensor.shape)}, "
                 f"and the configuration asks for {list(target.shape)}"
             )
         target.copy_(tensor)
@@ -97,10 +116,9 @@ class SafetensorsWeights(Weights):
         """
         self.release()
         extras = sorted(
-            name
-            for name in set(self._file_of) - self._read_names
-            # The first are in old checkpoints, and rope computes them.
-            if not (name.endswith("rotary_emb.inv_freq") or name.startswith(tuple(unread)))
+            self._stored_name[name]
+            for name in set(self._stored_name) - self._read_names
+            if not (name.endswith(_NEEDLESS) or name.startswith(tuple(unread)))
         )
         if extras:
             raise BrokenModel(
@@ -147,6 +165,23 @@ class ShapesOfWeights(Weights):
 
     def fill(self, target: Tensor, name: str) -> None:
         self.shapes[name] = tuple(target.shape)
+
+
+def _text_names(stored_names: Iterable[str]) -> dict[str, str]:
+    """Return the names of a text's tensors in a model of text -> in the folder of one that sees."""
+    names = set(stored_names)
+    for root, head in _TEXT_ROOTS:
+        if f"{root}embed_tokens.weight" in names:
+            text = {
+                f"model.{name.removeprefix(root)}": name for name in names if name.startswith(root)
+            }
+            heads = {
+                name.removeprefix(head): name
+                for name in names
+                if name.startswith(f"{head}lm_head.")
+            }
+            return text | heads
+    raise BrokenModel(f"tensor embed_tokens.weight is below none of {', '.join(dict(_TEXT_ROOTS))}")
 
 
 def _locate(path: Path) -> dict[str, Path]:

@@ -1,6 +1,6 @@
 """The model configuration that a decoder needs, derived once from the model's folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from penstock.worker.models.contract.served import KvShape
 from penstock.worker.models.families.architecture import DecoderConfig
+from penstock.worker.models.families.seeing import SEEING, TEXT_FAMILIES
 from penstock.worker.models.families.table import FAMILIES
 from penstock.worker.models.folder.errors import (
     BrokenModel,
@@ -36,6 +37,7 @@ _COUNTS = (
     "max_position_embeddings",
 )
 
+_SAME = {"kimi_k2": "deepseek_v3"}  # what makers call a family that has a name
 _MAX_LAYERS = 10_000  # before lists of them fill the memory
 
 # Fields of related architectures that change the computation. A folder that sets one is refused.
@@ -64,6 +66,7 @@ class ModelConfig:
 
     max_model_len  the number of tokens that the positions are made for
     dtype          None where the file does not say
+    sees           the text's decoder is one part of the folder's model
     """
 
     family: str
@@ -75,6 +78,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype | None
     decoder: DecoderConfig
+    sees: bool = False
 
     @property
     def state_bytes(self) -> int:
@@ -91,36 +95,57 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NO_OVERRIDES) -
 
     Raises a ModelError that names what cannot be served.
     """
-    file_fields = read_object(path / "config.json")
-    fields = overridden(file_fields, overrides)
-    model_type = fields.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise UnsupportedField("model_type", model_type, ", ".join(FAMILIES))
-    refuse_counts(fields)
-    try:
-        hf = CONFIG_MAPPING[model_type].from_dict(fields)
-    except Exception as error:  # many types; its message names the field
-        raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
-    usual = CONFIG_MAPPING[model_type]() if overrides else hf
-    for field in overrides:
-        if not (field in file_fields or field in OLD_ROPE or hasattr(usual, field)):
-            raise UnknownOverride(field, model_type)
-    read = Fields(hf)
-    decoder = _described(model_type, read)
-    _refuse_foreign(fields, read)
+    fields, whole = _whole(path, overrides)
+    sees = whole.model_type in SEEING
+    hf = whole.get_text_config() if sees else whole
+    family, usual_fields = TEXT_FAMILIES.get(hf.model_type, (hf.model_type, {}))
+    if family not in FAMILIES:
+        raise UnsupportedField("text_config.model_type", family, ", ".join(FAMILIES))
+    read = Fields(hf, usual_fields)
+    decoder = _described(family, read)
+    text_fields = fields.get("text_config")
+    _refuse_foreign(fields | text_fields if isinstance(text_fields, dict) else fields, read)
     enders = eos_token_ids(path, hf)
     return ModelConfig(
-        family=model_type,
+        family=whole.model_type,
         hidden_size=hf.hidden_size,
         vocab_size=hf.vocab_size,
         max_model_len=max_model_len(hf),
         initializer_range=hf.initializer_range,
-        tie_word_embeddings=bool(hf.tie_word_embeddings),
+        tie_word_embeddings=bool(getattr(whole, "tie_word_embeddings", False)),
         # An id that the head has no row for is never drawn.
         eos_token_ids=frozenset(token_id for token_id in enders if 0 <= token_id < hf.vocab_size),
-        dtype=dtype_of(hf),
+        dtype=dtype_of(whole) or dtype_of(hf),
         decoder=decoder,
+        sees=sees,
     )
+
+
+def _whole(
+    path: Path, overrides: Mapping[str, JsonValue]
+) -> tuple[dict[str, JsonValue], PreTrainedConfig]:
+    """Return the fields, and the configuration that transformers makes of them."""
+    file_fields = read_object(path / "config.json")
+    fields = overridden(file_fields, overrides)
+    model_type = fields.get("model_type")
+    if isinstance(model_type, str) and model_type in _SAME:
+        model_type = fields["model_type"] = _SAME[model_type]
+    if not isinstance(model_type, str) or not (model_type in SEEING or model_type in FAMILIES):
+        raise UnsupportedField("model_type", model_type, ", ".join(FAMILIES))
+    refuse_counts(fields)
+    try:
+        whole = CONFIG_MAPPING[model_type].from_dict(fields)
+    except Exception as error:  # many types; its message names the field
+        raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
+    _refuse_unknown(set(overrides) - file_fields.keys() - {*OLD_ROPE}, model_type)
+    return fields, whole
+
+
+def _refuse_unknown(overrides: Set[str], model_type: str) -> None:
+    usual = CONFIG_MAPPING[model_type]() if overrides else None
+    for field in sorted(overrides):
+        if not hasattr(usual, field):
+            raise UnknownOverride(field, model_type)
 
 
 def overridden(
@@ -151,7 +176,7 @@ def max_model_len(hf: PreTrainedConfig) -> int:
     rope, length = getattr(hf, "rope_parameters", None) or {}, int(hf.max_position_embeddings)
     if rope.get("rope_type") == "yarn":
         length = int(rope["original_max_position_embeddings"] * rope["factor"])
-    elif rope.get("rope_type") == "linear":
+    elif rope.get("rope_type") in ("linear", "dynamic"):
         length = int(length * rope["factor"])
     return length
 

@@ -51,7 +51,7 @@ def load_decoder(
     if load_format == "dummy":
         weights, file_dtype = DummyWeights(config.initializer_range), torch.float32
     else:
-        weights = SafetensorsWeights(path)
+        weights = SafetensorsWeights(path, sees=config.sees)
         file_dtype = weights.dtype()
     torch_dtype = computed_dtype(dtype, config.dtype, file_dtype)
     return Loader(config, weights, torch_dtype, place, arithmetic).decoder()

@@ -26,6 +26,7 @@ from penstock.worker.layers.linear import unsupported
 from penstock.worker.layers.paged_pass import PagedPass
 from penstock.worker.models.contract.served import KvShape, ModelPlan
 from penstock.worker.models.contract.spec import ModelSpec
+from penstock.worker.models.families.rope import stretched_lengths
 from penstock.worker.models.folder.errors import (
     BrokenModel,
     CannotQuantise,
@@ -53,6 +54,7 @@ from penstock.worker.models.transformers.seen import LAYERS, Findings, look_at
 from penstock.worker.models.transformers.swapped import products_of, swap_modules
 
 _LOADER: Any = AutoModelForCausalLM
+_GROUPED_BYTES = 16  # rows of torch's grouped product are multiples of this
 _LOGGING: Any = transformers.logging
 _log = logging.getLogger("penstock.worker.models")
 
@@ -100,15 +102,12 @@ class TransformersModel:
     def prepare(self, max_model_len: int) -> None:
         """Fix the positions of stretched models, whose modules would choose them anew each pass.
 
-        As in vLLM, longrope's long factors count where sequences may be longer than the length that
-        the model was first made for; transformers goes by the longest of a batch. Raises
-        UnsupportedFamily where a module still does.
+        Raises UnsupportedFamily where a module still goes by the longest of a batch.
         """
         for module in self._base.modules():
             kind = getattr(module, "rope_type", None)
-            if kind == "longrope":
-                _fix_longrope(module, max_model_len)
-            if kind == "longrope" or kind == "dynamic":  # max_model_len comes before they stretch
+            if kind in ("longrope", "dynamic"):
+                _fix_rotations(module, max_model_len)
                 module.rope_type = "default"
             if not _turns_alike(module, max_model_len):
                 why = "whose rotations depend on the longest sequence of a batch"
@@ -277,7 +276,15 @@ def load_module(
     except Exception as error:  # many types; the module's code is theirs, or the folder's
         why = f"{spec.path}: transformers cannot load it: {reason(error)}"
         raise BrokenModel(why) from error
+    if any(_lies_oddly(parameter) for parameter in module.parameters()):
+        module.set_experts_implementation("eager")
     return module.requires_grad_(False).train(False).to(spec.device)
+
+
+def _lies_oddly(parameter: Tensor) -> bool:
+    """Return whether these are experts that torch's grouped product cannot multiply."""
+    widths = parameter.shape[1:] if parameter.ndim == 3 else ()
+    return any(width * parameter.itemsize % _GROUPED_BYTES for width in widths)
 
 
 def _module(
@@ -412,9 +419,10 @@ def _tensors(output: Any) -> tuple[Tensor, ...]:
     return output if isinstance(output, tuple) else (output,)
 
 
-def _fix_longrope(module: Any, max_model_len: int) -> None:
-    original = module.config.rope_parameters["original_max_position_embeddings"]
-    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["longrope"]
-    seq_len = original + 1 if max_model_len > original else original
-    frequencies, _ = init(module.config, module.inv_freq.device, seq_len=seq_len)
+def _fix_rotations(module: Any, max_model_len: int) -> None:
+    hf, kind = module.config, module.rope_type
+    original, longer = stretched_lengths(kind, hf.max_position_embeddings, hf.rope_parameters)
+    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind]
+    seq_len = longer if max_model_len > original else original
+    frequencies, _ = init(hf, module.inv_freq.device, seq_len=seq_len)
     module.inv_freq.copy_(frequencies)
