@@ -34,7 +34,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -285,11 +285,13 @@ def main() -> int:
     chosen = [each for each in mutants() if each.holds(asked.only) and each.name not in caught]
     num_bad, began_s = 0, time.monotonic()
     with ThreadPoolExecutor(asked.jobs) as pool:
-        found = pool.map(fit if asked.check else verdict, chosen)
-        for mutant, each in zip(chosen, found, strict=True):
-            num_bad += not each.is_good
-            print(f"{mutant.name}: {each.text}", flush=True)
-            if each.is_good and asked.resume and not asked.check:
+        judge = fit if asked.check else verdict
+        runs = {pool.submit(judge, mutant): mutant for mutant in chosen}
+        for run in as_completed(runs):  # what hangs keeps no other's verdict back
+            mutant, outcome = runs[run], run.result()
+            num_bad += not outcome.is_good
+            print(f"{mutant.name}: {outcome.text}", flush=True)
+            if outcome.is_good and asked.resume and not asked.check:
                 with asked.resume.open("a") as file:
                     file.write(f"{mutant.name}\n")
     took_s = time.monotonic() - began_s
