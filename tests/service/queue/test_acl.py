@@ -160,6 +160,10 @@ def test_a_router_reads_what_workers_have_cached_and_leases_and_no_more(guarded:
         ):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 router.execute_command(*words)
+    # Redis 6 lets who may read a key write it too, by the commands that are allowed.
+    (role,) = (role for role in ROLES if role.name == "router")
+    commands = line(role, "x", has_waitaof=False, is_redis_6=True).split()
+    assert not {"+hset", "+xadd", "+del", "+zadd"} & set(commands)
 
 
 def test_printed_lines_are_what_a_server_takes() -> None:
