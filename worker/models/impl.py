@@ -6,6 +6,7 @@ from typing import Literal
 from penstock.worker.models.contract.served import Model, ModelPlan
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.families.compared import COMPARED_FAMILIES, DIFFERING_FAMILIES
+from penstock.worker.models.families.seeing import SEEING
 from penstock.worker.models.folder.errors import UnsupportedFamily, UnsupportedModel
 from penstock.worker.models.folder.files import read_object
 from penstock.worker.models.folder.hugging_face import CONFIG_MAPPING
@@ -59,6 +60,8 @@ def chosen_impl(spec: ModelSpec) -> Literal["native", "transformers"]:
     try:
         read_config(spec.path, spec.overrides)
     except UnsupportedModel as refusal:
+        if family in SEEING and family not in COMPARED_FAMILIES:
+            raise  # transformers' module of it is no decoder alone
         if family not in COMPARED_FAMILIES and family in CONFIG_MAPPING:
             from penstock.worker.models.transformers.transformers_model import served_config
 

@@ -128,8 +128,8 @@ class SafetensorsWeights(Weights):
 
     def dtype(self) -> torch.dtype:
         """Return the type of the first tensor."""
-        name, file = next(iter(self._file_of.items()))
-        return self._handle(file).get_tensor(name).dtype
+        name = next(iter(self._stored_name.values()))
+        return self._handle(self._file_of[name]).get_tensor(name).dtype
 
     def _handle(self, file: Path) -> _File:
         if file not in self._open:
@@ -169,7 +169,7 @@ class ShapesOfWeights(Weights):
 
 def _text_names(stored_names: Iterable[str]) -> dict[str, str]:
     """Return the names of a text's tensors in a model of text -> in the folder of one that sees."""
-    names = set(stored_names)
+    names = dict.fromkeys(stored_names)
     for root, head in _TEXT_ROOTS:
         if f"{root}embed_tokens.weight" in names:
             text = {

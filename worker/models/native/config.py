@@ -1,6 +1,6 @@
 """The model configuration that a decoder needs, derived once from the model's folder."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -105,7 +105,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NO_OVERRIDES) -
     decoder = _described(family, read)
     text_fields = fields.get("text_config")
     _refuse_foreign(fields | text_fields if isinstance(text_fields, dict) else fields, read)
-    enders = eos_token_ids(path, hf)
+    enders = eos_token_ids(path, whole)
     return ModelConfig(
         family=whole.model_type,
         hidden_size=hf.hidden_size,
@@ -137,15 +137,30 @@ def _whole(
         whole = CONFIG_MAPPING[model_type].from_dict(fields)
     except Exception as error:  # many types; its message names the field
         raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
-    _refuse_unknown(set(overrides) - file_fields.keys() - {*OLD_ROPE}, model_type)
+    _refuse_unknown(overrides, file_fields, whole)
     return fields, whole
 
 
-def _refuse_unknown(overrides: Set[str], model_type: str) -> None:
-    usual = CONFIG_MAPPING[model_type]() if overrides else None
-    for field in sorted(overrides):
+def _refuse_unknown(
+    overrides: Mapping[str, JsonValue],
+    file_fields: Mapping[str, JsonValue],
+    hf: PreTrainedConfig,
+    place: str = "",
+) -> None:
+    """Refuse overrides of fields that nothing reads.
+
+    place  what goes before the fields' names
+    """
+    new = overrides.keys() - file_fields.keys()
+    usual = type(hf)() if new else None
+    if hasattr(usual, "rope_parameters"):
+        new -= {*OLD_ROPE}
+    for field in sorted(new):
         if not hasattr(usual, field):
-            raise UnknownOverride(field, model_type)
+            raise UnknownOverride(f"{place}{field}", hf.model_type)
+    inner, old = overrides.get("text_config"), file_fields.get("text_config")
+    if isinstance(inner, dict) and isinstance(old, dict):
+        _refuse_unknown(inner, old, hf.get_text_config(), f"{place}text_config.")
 
 
 def overridden(
@@ -222,14 +237,16 @@ def refuse_counts(fields: Mapping[str, JsonValue]) -> None:
 def eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
     """Return the ids that end a completion.
 
-    generation_config.json goes first: chat models end turns with ids that only it has.
+    generation_config.json goes first: chat models end turns with ids that only it has. Then, as in
+    transformers, the whole model goes before its text.
     """
     generation = path / "generation_config.json"
     value = read_object(generation).get("eos_token_id") if generation.exists() else None
-    ids = hf.eos_token_id if value is None else value
-    token_ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    for config in (hf, hf.get_text_config()):
+        value = getattr(config, "eos_token_id", None) if value is None else value
+    token_ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
     if not all(isinstance(token_id, int) for token_id in token_ids):
-        raise BrokenModel(f"{path}: eos_token_id is {ids!r}; it must be an id or a list of ids")
+        raise BrokenModel(f"{path}: eos_token_id is {value!r}; it must be an id or a list of ids")
     return frozenset(token_ids)
 
 

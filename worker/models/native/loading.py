@@ -51,7 +51,7 @@ def load_decoder(
     if load_format == "dummy":
         weights, file_dtype = DummyWeights(config.initializer_range), torch.float32
     else:
-        weights = SafetensorsWeights(path, sees=config.sees)
+        weights = SafetensorsWeights(path, config.sees)
         file_dtype = weights.dtype()
     torch_dtype = computed_dtype(dtype, config.dtype, file_dtype)
     return Loader(config, weights, torch_dtype, place, arithmetic).decoder()
@@ -76,7 +76,7 @@ def plan_decoder(spec: ModelSpec) -> ModelPlan:
     dtype = fitting_dtype(spec.dtype, config, spec.device, spec.arithmetic)
     known_dtype = _DTYPES.get(dtype) or config.dtype
     torch_dtype = computed_dtype(
-        dtype, known_dtype, known_dtype or SafetensorsWeights(spec.path).dtype()
+        dtype, known_dtype, known_dtype or SafetensorsWeights(spec.path, config.sees).dtype()
     )
     Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
     whole = set() if config.tie_word_embeddings else {f"{config.decoder.embedding}.weight"}

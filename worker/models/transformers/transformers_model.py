@@ -249,7 +249,7 @@ def _facts(path: Path, hf: Any, findings: Findings) -> TransformersFacts:
         hf.model_type,
         text.vocab_size,
         max_model_len(text),
-        frozenset(token for token in eos_token_ids(path, text) if 0 <= token < text.vocab_size),
+        frozenset(token for token in eos_token_ids(path, hf) if 0 <= token < text.vocab_size),
         tuple(KvShape(layer.shape.num_kv_heads, layer.shape.head_dim) for layer in findings.layers),
         0 if findings.states is None else findings.states.num_bytes,
     )
