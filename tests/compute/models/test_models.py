@@ -430,6 +430,14 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
         load_decoder(tmp_path)
 
 
+def test_one_file_goes_before_an_index_that_was_left(tmp_path: Path) -> None:
+    """As in transformers."""
+    judges.save("llama", tmp_path)
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    load_decoder(tmp_path)
+
+
 def copy(folder: Path, to: Path) -> Path:
     return Path(shutil.copytree(folder, to / "model"))
 

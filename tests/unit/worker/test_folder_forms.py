@@ -27,14 +27,32 @@ OTHERS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         },
         ("adapter of meta/l-3", "merge_and_unload"),
     ),
+    "an adapter beside its base's configuration": (
+        {
+            "config.json": CONFIG,
+            "tokenizer.json": {},
+            "adapter_config.json": {"base_model_name_or_path": "meta/l-3"},
+            "adapter_model.safetensors": "",
+            "training_args.bin": "",
+        },
+        ("adapter of meta/l-3",),
+    ),
+    "an old adapter beside a configuration": (
+        {"config.json": CONFIG, "adapter_config.json": {}, "adapter_model.bin": ""},
+        ("adapter of",),
+    ),
     "a GGUF file": ({"q4_k_m.gguf": "GGUF"}, ("GGUF", "--engine openai", "*.safetensors")),
     "a GGUF file with a configuration": (
-        {"config.json": CONFIG, "tokenizer.json": {}, "q4_k_m.gguf": "GGUF"},
+        {"config.json": CONFIG, "q4_k_m.gguf": "GGUF", "training_args.bin": ""},
         ("GGUF",),
     ),
     "Mistral's form": (
         {"params.json": {"dim": 1}, "consolidated.safetensors": "", "tekken.json": {}},
         ("params.json", "config.json"),
+    ),
+    "Mistral's form with a configuration": (
+        {"config.json": CONFIG, "params.json": {"dim": 1}, "consolidated.safetensors": ""},
+        ("params.json",),
     ),
     "Llama's first form": (
         {"params.json": {"dim": 1}, "consolidated.00.pth": "", "tokenizer.model": ""},
@@ -74,10 +92,15 @@ OTHERS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     ),
     "a pointer of a weight": (MODEL | {"model.safetensors": POINTER}, ("git lfs pull",)),
     "a pointer of a tokenizer": (MODEL | {"tokenizer.json": POINTER}, ("tokenizer.json", "lfs")),
+    "a pointer of old files": (
+        {"config.json": CONFIG, "pytorch_model.bin": POINTER},
+        ("pytorch_model.bin", "git lfs pull"),
+    ),
+    "MLC's form": ({"mlc-chat-config.json": {}, "params_shard_0.bin": ""}, ("MLC",)),
     "a download that goes on": (MODEL | {"model.safetensors.incomplete": ""}, ("did not end",)),
     "a download of the hub that goes on": (
-        MODEL | {".cache/huggingface/download/xyz.incomplete": ""},
-        ("did not end",),
+        {"config.json": CONFIG, ".cache/huggingface/download/xyz.incomplete": ""},
+        ("xyz.incomplete", "did not end"),
     ),
     "a shard too few": (
         {
@@ -87,6 +110,10 @@ OTHERS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
             "model-00001-of-00002.safetensors": "",
         },
         ("1 of its 2 files", "model-00002-of-00002.safetensors"),
+    ),
+    "a training's folder": (
+        {"trainer_state.json": {}, "checkpoint-500/config.json": CONFIG},
+        ("checkpoint-500", "name that folder"),
     ),
     "the hub's cache": (
         {"snapshots/0ab1/config.json": CONFIG, "refs/main": "0ab1"},
@@ -101,6 +128,14 @@ OURS: dict[str, dict[str, object]] = {
     | {"params.json": {}, "consolidated.safetensors": "", "x.gguf": "", "onnx/model.onnx": ""},
     "a model that sees": MODEL
     | {"config.json": {"architectures": ["Eagle2_5_VLForConditionalGeneration"]}},
+    "an older one": MODEL
+    | {"config.json": {"architectures": ["Eagle2ChatModel"], "model_type": "eagle_chat"}},
+    "a model with a download of something else": MODEL
+    | {"x.gguf.part": "", ".cache/huggingface/download/xyz.incomplete": ""},
+    "a model with pointers of another form": MODEL
+    | {"params.json": {}, "consolidated.safetensors": POINTER},
+    "a model whose shards are one file now": MODEL | {"model.safetensors.index.json": INDEX},
+    "a model of no draft": MODEL | {"config.json": CONFIG | {"draft_vocab_size": None}},
     "old files": {"config.json": CONFIG, "tokenizer.json": {}, "pytorch_model.bin": ""},
     "a broken configuration": MODEL | {"config.json": "{"},
     "a quantised one": MODEL

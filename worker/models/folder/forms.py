@@ -11,16 +11,16 @@ from penstock.worker.models.folder.errors import BrokenModel
 from penstock.worker.models.folder.files import read_object
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_UNFINISHED = (
-    "*.incomplete", "*.part", "*.partial", "*.crdownload", "*.aria2", "*.download",
-    ".cache/huggingface/download/*.incomplete",
-)  # fmt: skip
+# Ends of names beside those of files that are read, and what the hub's client leaves.
+_UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".download")
+_OF_HUB = ".cache/huggingface/download/*.incomplete"
 _INDEX = "model.safetensors.index.json"
-_READ = ("*.json", "*.jinja", "*.model", "*.safetensors")
+_TEXTS = ("*.json", "*.jinja", "*.model")
+_OLD_WEIGHTS = "pytorch_model*.bin"
 _ORIGINAL = "fetch the original, whose weights are *.safetensors beside a config.json"
 # Words in `architectures` and `model_type` of what only proposes tokens to a larger model, and
 # fields that nothing else has.
-_PROPOSERS = re.compile(r"eagle(?!.*vl)|medusa|speculator")
+_PROPOSERS = re.compile(r"eagle(?!.*(vl|chat))|medusa|speculator")
 _OF_PROPOSERS = ("speculators_config", "draft_vocab_size", "medusa_num_heads")
 # Weights of other programs, where there are none that are read here.
 _OTHER_WEIGHTS = {
@@ -32,6 +32,7 @@ _OTHER_WEIGHTS = {
     "tf_model.h5": "TensorFlow's;",
     "flax_model.msgpack": "Flax's;",
     "*.mlpackage": "Core ML's;",
+    "params_shard_*.bin": "MLC's, built for one device;",
     "*.pth": "another program's (*.pth);",
 }
 
@@ -43,8 +44,8 @@ def other_form(folder: Path, has_weights: bool = True) -> str | None:
 
     has_weights  the weights are to be read, not the tokenizer alone
     """
-    looks: tuple[Callable[[Path], str | None], ...] = (_pointer, _unfinished, _elsewhere)
-    looks += (_adapter, _pipeline, _mistral)
+    looks: tuple[Callable[[Path], str | None], ...] = (_pointer, _unfinished, _adapter)
+    looks += (_pipeline, _mistral, _elsewhere)
     if has_weights:
         looks += (_missing_shards, _other_weights)
     sentences = (look(folder) for look in looks)
@@ -52,7 +53,7 @@ def other_form(folder: Path, has_weights: bool = True) -> str | None:
 
 
 def _pointer(folder: Path) -> str | None:
-    for file in _files(folder, *_READ):
+    for file in (*_files(folder, *_TEXTS), *_weights(folder)):
         try:
             with file.open("rb") as opened:
                 is_pointer = opened.read(len(_POINTER)) == _POINTER
@@ -64,7 +65,10 @@ def _pointer(folder: Path) -> str | None:
 
 
 def _unfinished(folder: Path) -> str | None:
-    file = next(_files(folder, *_UNFINISHED), None)
+    read = (f"{name}{end}" for name in (*_TEXTS, "*.safetensors") for end in _UNFINISHED)
+    weights = _weights(folder)
+    is_whole = bool(weights) and all(file.is_file() for file in weights)
+    file = next(_files(folder, *read, *() if is_whole else (_OF_HUB,)), None)
     if file is None:
         return None
     return f"{file}: a download that did not end; end it, or fetch the model again"
@@ -72,18 +76,17 @@ def _unfinished(folder: Path) -> str | None:
 
 def _elsewhere(folder: Path) -> str | None:
     """Say where the model is in a folder that only holds its folder, as the hub's cache does."""
-    if (folder / "config.json").is_file() or any(_files(folder, *_READ, *_OTHER_WEIGHTS)):
+    weights = ("*.safetensors", *_OTHER_WEIGHTS)
+    if (folder / "config.json").is_file() or any(_files(folder, *weights)):
         return None
-    inner = [
-        path.parent
-        for pattern in ("*", "snapshots/*")
-        for path in folder.glob(f"{pattern}/config.json")
-    ]
+    inner = [path.parent for path in _files(folder, "*/config.json", "snapshots/*/config.json")]
     return f"{folder}: the model is in {inner[0]}; name that folder" if inner else None
 
 
 def _adapter(folder: Path) -> str | None:
-    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+    if not (folder / "adapter_config.json").is_file():
+        return None
+    if (folder / "config.json").is_file() and not _has_only(folder, "adapter_"):
         return None
     base = _fields(folder / "adapter_config.json").get("base_model_name_or_path")
     merge = "peft's merge_and_unload() makes a model of both"
@@ -97,26 +100,24 @@ def _pipeline(folder: Path) -> str | None:
 
 
 def _mistral(folder: Path) -> str | None:
-    if (folder / "config.json").is_file() or not (folder / "params.json").is_file():
+    if not (folder / "params.json").is_file():
+        return None
+    if (folder / "config.json").is_file() and not _has_only(folder, "consolidated"):
         return None
     return f"{folder}: its maker's own form (params.json); {_ORIGINAL}"
 
 
 def _missing_shards(folder: Path) -> str | None:
-    try:
-        names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        shards = sorted({Path(str(name)).name for name in names})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # told by who reads it
+    shards = _weights(folder)
+    missing_files = [file for file in shards if not file.is_file()]
+    if not missing_files:
         return None
-    missing = [name for name in shards if not (folder / name).is_file()]
-    if not missing:
-        return None
-    count = f"{len(missing)} of its {len(shards)} files are missing, {missing[0]} first"
-    return f"{folder}: {count}: a download that did not end; fetch the model again"
+    count = f"missing, as {len(missing_files)} of its {len(shards)} files are"
+    return f"{missing_files[0]}: {count}: a download that did not end; fetch the model again"
 
 
 def _other_weights(folder: Path) -> str | None:
-    if any(_files(folder, "*.safetensors", "*.bin")):
+    if any(_files(folder, "*.safetensors", _OLD_WEIGHTS)):
         return None
     for pattern, form in _OTHER_WEIGHTS.items():
         if any(folder.glob(pattern)):
@@ -128,12 +129,30 @@ def _of_config(folder: Path) -> str | None:
     """Look at what `config.json` says of the form, if there is one."""
     fields = _fields(folder / "config.json")
     words = json.dumps([fields.get("architectures"), fields.get("model_type")]).lower()
-    if _PROPOSERS.search(words) or not fields.keys().isdisjoint(_OF_PROPOSERS):
+    if _PROPOSERS.search(words) or any(fields.get(field) is not None for field in _OF_PROPOSERS):
         return f"{folder}: it only proposes tokens to a larger model (speculation); name that one"
     form = fields.get("quantization")
     if isinstance(form, dict) and {"bits", "group_size"} <= form.keys():
         return f"{folder}: weights that MLX quantised for Apple's chips; {_ORIGINAL}"
     return None
+
+
+def _weights(folder: Path) -> list[Path]:
+    """Return the files that the weights are read from, or would be if they were there."""
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    try:
+        names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted({folder / Path(str(name)).name for name in names})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # told by who reads it
+        return list(_files(folder, _OLD_WEIGHTS))
+
+
+def _has_only(folder: Path, prefix: str) -> bool:
+    """Return whether there are weights, and the names of all begin with `prefix`."""
+    patterns = ("*.safetensors", _OLD_WEIGHTS, "adapter_model.bin")
+    names = [file.name for file in _files(folder, *patterns)]
+    return bool(names) and all(name.startswith(prefix) for name in names)
 
 
 def _fields(path: Path) -> Mapping[str, JsonValue]:

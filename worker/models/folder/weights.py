@@ -185,11 +185,11 @@ def _text_names(stored_names: Iterable[str]) -> dict[str, str]:
 
 
 def _locate(path: Path) -> dict[str, Path]:
-    """Return the file that holds each tensor."""
-    if (path / _INDEX).exists():
-        return _shards(path)
+    """Return the file that holds each tensor. Where there is one for all, no index is read."""
     file = path / "model.safetensors"
     if not file.exists():
+        if (path / _INDEX).exists():
+            return _shards(path)
         raise BrokenModel(
             f"{path}: neither model.safetensors nor {_INDEX} is there; {_advice(path)}"
         )
