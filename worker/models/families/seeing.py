@@ -21,11 +21,12 @@ TEXT_FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
 # transformers' `model_type` of the whole model, whose text was compared with transformers' module.
 SEEING = frozenset(
     {
-        "deepseek_vl", "exaone4_5", "gemma3", "glm46v", "glm4v", "glm4v_moe", "glmga", "got_ocr2",
-        "granite_speech", "idefics2", "idefics3", "internvl", "janus", "kimi_k25", "lighton_ocr",
-        "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "ovis2",
-        "paddleocr_vl", "paligemma", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl",
-        "qwen2_audio", "qwen2_vl", "qwen3_asr", "qwen3_vl", "smolvlm", "video_llama_3",
-        "video_llava", "vipllava", "voxtral",
+        "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "gemma3", "glm46v", "glm4v", "glm4v_moe",
+        "glmasr", "glmga", "got_ocr2", "granite_speech", "granite_speech_plus", "idefics2",
+        "idefics3", "internvl", "janus", "kimi_k25", "lighton_ocr", "llava", "llava_next",
+        "llava_next_video", "llava_onevision", "mistral3", "ovis2", "paddleocr_vl", "paligemma",
+        "pp_chart2table", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio",
+        "qwen2_vl", "qwen3_asr", "qwen3_vl", "smolvlm", "video_llama_3", "video_llava", "vipllava",
+        "voxtral",
     }
 )  # fmt: skip
