@@ -348,7 +348,7 @@ def test_end_tokens_come_from_the_generation_configuration_first(
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"num_attention_heads": 3, "hidden_size": 255}, "num_key_value_heads is 2"),
         ({"head_dim": 63}, "head_dim"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method is {'bits': 4}"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope"),
         ({"rope_scaling": {"type": "dynamic"}, "rope_parameters": None}, "rope"),
         ({"layer_types": ["full_attention"] * 4}, "layer_types"),

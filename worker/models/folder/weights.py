@@ -11,11 +11,15 @@ from torch import Tensor
 
 from penstock.worker.layers.linear import Weight
 from penstock.worker.models.folder.errors import BrokenModel
+from penstock.worker.models.folder.packed import FP8_TYPES, SCALE_NAMES, PackedForm, widened
 
 _INDEX = "model.safetensors.index.json"
-# Ends of names of what old checkpoints hold and rope or attention compute, and of scales that only
-# a cache of 8 bits would use.
-_NEEDLESS = ("rotary_emb.inv_freq", ".masked_bias", ".k_scale", ".v_scale")
+# Ends of names of what old checkpoints hold and rope or attention compute, of scales that only a
+# cache of 8 bits would use, and of those that only products in float8 would.
+_NEEDLESS = (
+    "rotary_emb.inv_freq", ".masked_bias", ".k_scale", ".v_scale",
+    ".input_scale", ".input_scale_ub", ".activation_scale",
+)  # fmt: skip
 # What goes before the names of a text's tensors in the folder of a model that sees: before those
 # of "model.", and before the head's.
 _TEXT_ROOTS = (
@@ -69,11 +73,15 @@ class _File(Protocol):
 class SafetensorsWeights(Weights):
     """The tensors of a folder, in one file or in the shards that its index names.
 
-    sees  of a model that sees, the tensors of its text alone, by the names that they have in a
-          model of text
+    sees         of a model that sees, the tensors of its text alone, by the names that they have
+                 in a model of text
+    packed_form  that of weights of few bits
     """
 
-    def __init__(self, path: Path, sees: bool = False) -> None:
+    def __init__(
+        self, path: Path, sees: bool = False, packed_form: PackedForm | None = None
+    ) -> None:
+        self._packed_form = packed_form
         self._file_of = _locate(path)
         names = self._file_of
         self._stored_name = _text_names(names) if sees else {name: name for name in names}
@@ -93,17 +101,38 @@ class SafetensorsWeights(Weights):
             files = ", ".join(sorted({file.name for file in self._file_of.values()}))
             raise BrokenModel(f"tensor {name} is missing from {files}")
         file = self._file_of[stored_name]
-        try:
-            tensor = self._handle(file).get_tensor(stored_name)
-        except (SafetensorError, OSError) as error:
-            raise BrokenModel(f"{file}: tensor {stored_name}: {error}") from error
+        tensor = self._tensor(name)
         if tensor.shape != target.shape:
             raise BrokenModel(
                 f"{file}: tensor {stored_name} has shape {list(tensor.shape)}, "
                 f"and the configuration asks for {list(target.shape)}"
             )
+        if tensor.dtype in FP8_TYPES and self._packed_form:
+            tensor = self._widened(tensor, name, self._packed_form)
         target.copy_(tensor)
+
+    def _widened(self, numbers: Tensor, name: str, form: PackedForm) -> Tensor:
+        module = name.removesuffix("weight")
+        scale_name = next(
+            (f"{module}{end}" for end in SCALE_NAMES if self.has(f"{module}{end}")), None
+        )
+        if scale_name is None:
+            stored_name = self._stored_name[name]
+            ends = " or ".join(SCALE_NAMES)
+            file = self._file_of[stored_name]
+            raise BrokenModel(f"{file}: tensor {stored_name} is float8, and has no {ends}")
+        return widened(numbers, self._tensor(scale_name), form, self._stored_name[scale_name])
+
+    def _tensor(self, name: str) -> Tensor:
+        """Return a tensor that is there. Raises BrokenModel."""
+        stored_name = self._stored_name[name]
+        file = self._file_of[stored_name]
+        try:
+            tensor = self._handle(file).get_tensor(stored_name)
+        except (SafetensorError, OSError) as error:
+            raise BrokenModel(f"{file}: tensor {stored_name}: {error}") from error
         self._read_names.add(name)
+        return tensor
 
     def release(self) -> None:
         """Unmap the files, so that pages already copied leave this process's memory."""
@@ -127,9 +156,10 @@ class SafetensorsWeights(Weights):
             )
 
     def dtype(self) -> torch.dtype:
-        """Return the type of the first tensor."""
+        """Return the type of the first tensor; of packed ones the type that they are widened to."""
         name = next(iter(self._stored_name.values()))
-        return self._handle(self._file_of[name]).get_tensor(name).dtype
+        dtype = self._handle(self._file_of[name]).get_tensor(name).dtype
+        return torch.bfloat16 if self._packed_form and dtype in FP8_TYPES else dtype
 
     def _handle(self, file: Path) -> _File:
         if file not in self._open:

@@ -23,6 +23,7 @@ from penstock.worker.models.folder.errors import (
 from penstock.worker.models.folder.fields import Fields
 from penstock.worker.models.folder.files import read_object
 from penstock.worker.models.folder.hugging_face import CONFIG_MAPPING, PreTrainedConfig
+from penstock.worker.models.folder.packed import PackedForm, packed_form
 
 NO_OVERRIDES: Mapping[str, JsonValue] = MappingProxyType({})
 OLD_ROPE = ("rope_scaling", "rope_theta")  # transformers turns these into `rope_parameters`
@@ -54,7 +55,6 @@ FOREIGN_FIELDS = (
     "no_rope_layers",
     "num_experts",
     "num_local_experts",
-    "quantization_config",
     "query_pre_attn_scalar",
     "residual_multiplier",
 )
@@ -67,6 +67,7 @@ class ModelConfig:
     max_model_len  the number of tokens that the positions are made for
     dtype          None where the file does not say
     sees           the text's decoder is one part of the folder's model
+    packed_form    that of the folder's weights, where they have few bits
     """
 
     family: str
@@ -79,6 +80,7 @@ class ModelConfig:
     dtype: torch.dtype | None
     decoder: DecoderConfig
     sees: bool = False
+    packed_form: PackedForm | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -118,6 +120,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NO_OVERRIDES) -
         dtype=dtype_of(whole) or dtype_of(hf),
         decoder=decoder,
         sees=sees,
+        packed_form=packed_form(fields),
     )
 
 

@@ -1,5 +1,6 @@
 """Loads a decoder from a Hugging Face folder, tensor by tensor, so that memory holds it once."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from penstock.worker.models.native.config import NO_OVERRIDES, ModelConfig, read
 from penstock.worker.models.native.decoder import Decoder
 from penstock.worker.models.native.loader import Loader
 
+_log = logging.getLogger("penstock.worker.models")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -51,9 +53,14 @@ def load_decoder(
     if load_format == "dummy":
         weights, file_dtype = DummyWeights(config.initializer_range), torch.float32
     else:
-        weights = SafetensorsWeights(path, config.sees)
+        weights = SafetensorsWeights(path, config.sees, config.packed_form)
         file_dtype = weights.dtype()
     torch_dtype = computed_dtype(dtype, config.dtype, file_dtype)
+    if config.packed_form:
+        message = (
+            "float8 weights (%s) are widened to %s while they are loaded; rows stay as they are"
+        )
+        _log.info(message, config.packed_form.method, str(torch_dtype).removeprefix("torch."))
     return Loader(config, weights, torch_dtype, place, arithmetic).decoder()
 
 
