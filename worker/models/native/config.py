@@ -247,8 +247,9 @@ def eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
     value = read_object(generation).get("eos_token_id") if generation.exists() else None
     for config in (hf, hf.get_text_config()):
         value = getattr(config, "eos_token_id", None) if value is None else value
-    token_ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
-    if not all(isinstance(token_id, int) for token_id in token_ids):
+    values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    token_ids = [token_id for token_id in values if isinstance(token_id, int)]
+    if len(token_ids) < len(values):
         raise BrokenModel(f"{path}: eos_token_id is {value!r}; it must be an id or a list of ids")
     return frozenset(token_ids)
 
