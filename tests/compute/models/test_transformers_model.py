@@ -30,6 +30,7 @@ from penstock.worker.layers.paged_pass import PagedPass, StatePart
 from penstock.worker.models.contract.served import Model
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.families.compared import COMPARED_FAMILIES, DIFFERING_FAMILIES
+from penstock.worker.models.families.seeing import SEEING
 from penstock.worker.models.folder.errors import BrokenModel, CannotQuantise, ModelError
 from penstock.worker.models.impl import chosen_impl, load_model, plan_model
 from penstock.worker.models.transformers.look import FAR, CannotAttend, attending, window_of
@@ -200,12 +201,23 @@ def test_a_norm_or_gate_is_swapped_where_it_computes_what_ours_does(
 
 def test_the_page_has_each_family_that_transformers_has() -> None:
     """A new version of transformers brings new ones: `make families`."""
-    page = (ROOT / "docs" / "families.md").read_text()
-    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    rows = rows_between("<!-- made -->", "<!-- end -->")
     assert {row[0].strip(" `") for row in rows} == set(families.FAMILIES)
     served = {row[0].strip(" `") for row in rows if len(row) == 3}
     assert served == COMPARED_FAMILIES and not served & DIFFERING_FAMILIES and len(served) >= 60
     assert all(float(row[2]) < families.STATEFUL_TOLERANCE for row in rows if len(row) == 3)
+
+
+def test_the_page_has_each_model_that_sees() -> None:
+    rows = rows_between("<!-- made of models that see -->", "<!-- end of models that see -->")
+    assert {row[0].strip(" `") for row in rows} == SEEING
+    assert all(float(row[2]) < families.TOLERANCE for row in rows)
+
+
+def rows_between(begin: str, end: str) -> list[list[str]]:
+    page = (ROOT / "docs" / "families.md").read_text()
+    table = page.partition(begin)[2].partition(end)[0]
+    return [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
 
 
 REFUSED = {
