@@ -142,7 +142,7 @@ tracing: .venv/installed
 # Every family that transformers has, compared: docs/families.md. Then the promises under five kinds.
 families: .venv/installed
 	$(BIN)/python tests/support/families_page.py $(FAMILIES)
-	PENSTOCK_TEST_FAMILIES="phimoe gemma2 qwen3_moe deepseek_v3 qwen3_next" $(BIN)/pytest -n 0 tests/service/worker/test_engines.py
+	$(if $(FAMILIES),,PENSTOCK_TEST_FAMILIES="phimoe gemma2 qwen3_moe deepseek_v3 qwen3_next" $(BIN)/pytest -n 0 tests/service/worker/test_engines.py)
 
 # Each Triton kernel, compiled for GPUs that need not be here: docs/kernels.md.
 kernels: .venv/installed

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM
 import families
 from families import Played, logprobs_of, prompts
 from passes import Passes
+from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.folder.errors import BrokenModel, ModelError
 from penstock.worker.models.folder.packed import PackedForm, packed_form, widened
-from penstock.worker.models.native.loading import load_decoder
+from penstock.worker.models.native.loading import load_decoder, plan_decoder
 
 TOLERANCE = 1e-4
 FP8 = torch.float8_e4m3fn
@@ -143,6 +144,36 @@ def test_deepseeks_layer_for_later_tokens_is_left_unread(tmp_path: Path) -> None
     load_decoder(tmp_path)
 
 
+def test_a_method_is_found_in_the_texts_configuration(tmp_path: Path) -> None:
+    """Where Kimi K2.5 has it."""
+    families.save("mistral3", tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    fields["text_config"]["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match="quant_method is 'gptq'"):
+        load_decoder(tmp_path)
+
+
+def test_a_plan_needs_no_type_in_the_configuration(tmp_path: Path) -> None:
+    families.save("qwen3", tmp_path)
+    pack(tmp_path, BLOCKS, in_blocks)
+    path, file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({name: fields[name] for name in fields if name != "dtype"}))
+    packed = {name: tensor for name, tensor in load_file(file).items() if tensor.dtype == FP8}
+    rest = {name: tensor for name, tensor in load_file(file).items() if name not in packed}
+    save_file(rest, tmp_path / "model-2.safetensors")
+    save_file(packed, tmp_path / "model-1.safetensors")
+    file.unlink()
+    weight_map = dict.fromkeys(packed, "model-1.safetensors")
+    weight_map |= dict.fromkeys(rest, "model-2.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert plan_decoder(ModelSpec(tmp_path)).dtype == torch.bfloat16
+    assert load_decoder(tmp_path).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("strategy", ["channel", "tensor"])
 def test_what_compressed_tensors_writes(strategy: str, tmp_path: Path) -> None:
     families.save("qwen3", tmp_path / "dense")
@@ -168,6 +199,15 @@ def test_what_compressed_tensors_writes(strategy: str, tmp_path: Path) -> None:
         assert float((row.log_softmax(-1) - wanted[seq][at]).abs().max()) < 0.05
 
 
+def test_the_blocks_of_compressed_tensors_are_those_of_its_group() -> None:
+    weights = {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [128, 64]}
+    rows = {"type": "float", "num_bits": 8, "strategy": "channel", "block_structure": None}
+    groups = {"group_0": {"weights": weights}, "group_1": {"weights": rows}}
+    config = {"quant_method": "compressed-tensors", "config_groups": groups}
+    form = packed_form({"quantization_config": config})  # type: ignore[dict-item]
+    assert form == PackedForm("compressed-tensors", (128, 64))
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -187,7 +227,7 @@ def test_one_scale_for_all(config: dict[str, object], tmp_path: Path) -> None:
     assert 0 < worst < spread
 
 
-def test_it_is_served_with_kills_of_its_cache(tmp_path: Path) -> None:
+def test_experts_in_blocks_are_served(tmp_path: Path) -> None:
     """Slices, prefix hits and preemption, on a mixture of experts."""
     families.save("qwen3_moe", tmp_path, dtype="float32")
     pack(tmp_path, BLOCKS, in_blocks)
@@ -212,6 +252,10 @@ def test_it_is_served_with_kills_of_its_cache(tmp_path: Path) -> None:
                 "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4}}},
             },
             "config_groups.group_0.weights is 'int4'",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {}}},
+            "quantization_config.transform_config",
         ),
     ],
 )

@@ -172,6 +172,8 @@ def test_a_models_folder_is_taken(name: str, tmp_path: Path) -> None:
 def test_a_folder_for_its_tokenizer_alone_needs_no_weights(tmp_path: Path) -> None:
     write(tmp_path, {"config.json": CONFIG, "tokenizer.json": {}, "x.gguf": ""})
     assert model_folder(str(tmp_path), with_weights=False) == tmp_path
+    write(tmp_path, {"model.safetensors": POINTER, "model.safetensors.part": ""})
+    assert model_folder(str(tmp_path), with_weights=False) == tmp_path
     write(tmp_path, {"tokenizer.json": POINTER})
     assert model_folder(str(tmp_path), param="tokenizer") == tmp_path
 

@@ -7,6 +7,8 @@ from pydantic import JsonValue
 
 from penstock.worker.models.folder.errors import BrokenModel
 
+INDEX = "model.safetensors.index.json"  # the file of each tensor, where there are several
+
 
 def read_object(path: Path) -> dict[str, JsonValue]:
     """Return the object in a file. Raises BrokenModel with the file's name."""

@@ -2,19 +2,18 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from penstock.worker.models.folder.errors import BrokenModel
-from penstock.worker.models.folder.files import read_object
+from penstock.worker.models.folder.files import INDEX, read_object
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 # Ends of names beside those of files that are read, and what the hub's client leaves.
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".download")
 _OF_HUB = ".cache/huggingface/download/*.incomplete"
-_INDEX = "model.safetensors.index.json"
 _TEXTS = ("*.json", "*.jinja", "*.model")
 _OLD_WEIGHTS = "pytorch_model*.bin"
 _ORIGINAL = "fetch the original, whose weights are *.safetensors beside a config.json"
@@ -44,16 +43,20 @@ def other_form(folder: Path, has_weights: bool = True) -> str | None:
 
     has_weights  the weights are to be read, not the tokenizer alone
     """
-    looks: tuple[Callable[[Path], str | None], ...] = (_pointer, _unfinished, _adapter)
-    looks += (_pipeline, _mistral, _elsewhere)
-    if has_weights:
-        looks += (_missing_shards, _other_weights)
-    sentences = (look(folder) for look in looks)
-    return next((text for text in sentences if text), None) or _of_config(folder)
+    return (
+        _pointer(folder, has_weights)
+        or _unfinished(folder, has_weights)
+        or _adapter(folder)
+        or _pipeline(folder)
+        or _mistral(folder)
+        or _elsewhere(folder)
+        or (_of_weights(folder) if has_weights else None)
+        or _of_config(folder)
+    )
 
 
-def _pointer(folder: Path) -> str | None:
-    for file in (*_files(folder, *_TEXTS), *_weights(folder)):
+def _pointer(folder: Path, has_weights: bool) -> str | None:
+    for file in (*_files(folder, *_TEXTS), *(_weights(folder) if has_weights else ())):
         try:
             with file.open("rb") as opened:
                 is_pointer = opened.read(len(_POINTER)) == _POINTER
@@ -64,11 +67,13 @@ def _pointer(folder: Path) -> str | None:
     return None
 
 
-def _unfinished(folder: Path) -> str | None:
-    read = (f"{name}{end}" for name in (*_TEXTS, "*.safetensors") for end in _UNFINISHED)
+def _unfinished(folder: Path, has_weights: bool) -> str | None:
+    names = (*_TEXTS, "*.safetensors") if has_weights else _TEXTS
+    patterns = [f"{name}{end}" for name in names for end in _UNFINISHED]
     weights = _weights(folder)
-    is_whole = bool(weights) and all(file.is_file() for file in weights)
-    file = next(_files(folder, *read, *() if is_whole else (_OF_HUB,)), None)
+    if has_weights and not (weights and all(file.is_file() for file in weights)):
+        patterns.append(_OF_HUB)
+    file = next(_files(folder, *patterns), None)
     if file is None:
         return None
     return f"{file}: a download that did not end; end it, or fetch the model again"
@@ -107,16 +112,13 @@ def _mistral(folder: Path) -> str | None:
     return f"{folder}: its maker's own form (params.json); {_ORIGINAL}"
 
 
-def _missing_shards(folder: Path) -> str | None:
+def _of_weights(folder: Path) -> str | None:
+    """Look whether the weights are all there, and in a form that is read."""
     shards = _weights(folder)
     missing_files = [file for file in shards if not file.is_file()]
-    if not missing_files:
-        return None
-    count = f"missing, as {len(missing_files)} of its {len(shards)} files are"
-    return f"{missing_files[0]}: {count}: a download that did not end; fetch the model again"
-
-
-def _other_weights(folder: Path) -> str | None:
+    if missing_files:
+        count = f"missing, as {len(missing_files)} of its {len(shards)} files are"
+        return f"{missing_files[0]}: {count}: a download that did not end; fetch the model again"
     if any(_files(folder, "*.safetensors", _OLD_WEIGHTS)):
         return None
     for pattern, form in _OTHER_WEIGHTS.items():
@@ -142,7 +144,7 @@ def _weights(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     try:
-        names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
         return sorted({folder / Path(str(name)).name for name in names})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # told by who reads it
         return list(_files(folder, _OLD_WEIGHTS))

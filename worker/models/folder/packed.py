@@ -52,7 +52,9 @@ def packed_form(fields: Mapping[str, JsonValue]) -> PackedForm | None:
 
 
 def _of_compressed_tensors(config: Mapping[str, JsonValue]) -> tuple[int, int] | None:
-    groups = config.get("config_groups")
+    groups, transforms = config.get("config_groups"), config.get("transform_config")
+    if transforms:
+        raise UnsupportedField(f"{FIELD}.transform_config", transforms, "weights as they are")
     block = None
     for name, group in (groups if isinstance(groups, dict) else {}).items():
         weights = group.get("weights") if isinstance(group, dict) else None

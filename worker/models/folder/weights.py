@@ -11,9 +11,9 @@ from torch import Tensor
 
 from penstock.worker.layers.linear import Weight
 from penstock.worker.models.folder.errors import BrokenModel
+from penstock.worker.models.folder.files import INDEX
 from penstock.worker.models.folder.packed import FP8_TYPES, SCALE_NAMES, PackedForm, widened
 
-_INDEX = "model.safetensors.index.json"
 # Ends of names of what old checkpoints hold and rope or attention compute, of scales that only a
 # cache of 8 bits would use, and of those that only products in float8 would.
 _NEEDLESS = (
@@ -218,10 +218,10 @@ def _locate(path: Path) -> dict[str, Path]:
     """Return the file that holds each tensor. Where there is one for all, no index is read."""
     file = path / "model.safetensors"
     if not file.exists():
-        if (path / _INDEX).exists():
+        if (path / INDEX).exists():
             return _shards(path)
         raise BrokenModel(
-            f"{path}: neither model.safetensors nor {_INDEX} is there; {_advice(path)}"
+            f"{path}: neither model.safetensors nor {INDEX} is there; {_advice(path)}"
         )
     return dict.fromkeys(_map(file).keys(), file)
 
@@ -238,15 +238,15 @@ def _advice(path: Path) -> str:
 
 def _shards(path: Path) -> dict[str, Path]:
     try:
-        weight_map = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
         file_of = {name: path / Path(shard).name for name, shard in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenModel(f"{path / _INDEX}: not an index of shards: {error!r}") from error
+        raise BrokenModel(f"{path / INDEX}: not an index of shards: {error!r}") from error
     for file in sorted(set(file_of.values())):
         names = set(_map(file).keys())
         for name in (name for name, home in file_of.items() if home == file):
             if name not in names:
-                raise BrokenModel(f"{file}: tensor {name} is missing; {_INDEX} places it there")
+                raise BrokenModel(f"{file}: tensor {name} is missing; {INDEX} places it there")
     return file_of
 
 

@@ -106,7 +106,8 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NO_OVERRIDES) -
     read = Fields(hf, usual_fields)
     decoder = _described(family, read)
     text_fields = fields.get("text_config")
-    _refuse_foreign(fields | text_fields if isinstance(text_fields, dict) else fields, read)
+    all_fields = fields | text_fields if isinstance(text_fields, dict) else fields
+    _refuse_foreign(all_fields, read)
     enders = eos_token_ids(path, whole)
     return ModelConfig(
         family=whole.model_type,
@@ -120,7 +121,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NO_OVERRIDES) -
         dtype=dtype_of(whole) or dtype_of(hf),
         decoder=decoder,
         sees=sees,
-        packed_form=packed_form(fields),
+        packed_form=packed_form(all_fields),
     )
 
 
