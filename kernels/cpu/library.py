@@ -82,6 +82,7 @@ _SIGNATURES = {
     "gather_team": (None, "i"),
     "pack": (None, "ppii"),
     "quantise_weight": (None, "pppiiii"),
+    "pack_numbers": (None, "ppiiii"),
     "rows_of": (None, "pppi"),
     "linear": (ctypes.c_int, "pppii"),
     "paged_attention": (ctypes.c_int, "pppppiiiiiipp"),

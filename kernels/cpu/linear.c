@@ -15,13 +15,14 @@ enum after { NARROW, ADD, WIDE, SILU_MUL, GELU_MUL, GELU, RELU2 };
 /* Whether a weight has two parts, whose sums become one. */
 INLINE int has_two(enum after after) { return after == SILU_MUL || after == GELU_MUL; }
 
-/* A weight [n, k], or two of them one below the other. scales are [groups][ceil(n / 16) * 16]; the last
-   group may be shorter. bits: 16 for bf16, which has no scales. bias [ceil(n / 16) * 16], or none. Sums are
-   multiplied by `factor`. */
+/* A weight [n, k], or two of them one below the other. scales, and mins if any, are [groups][ceil(n / 16) *
+   16]; the last group may be shorter. bits: 16 for bf16, which has no scales. bias [ceil(n / 16) * 16], or
+   none. order [k]: the feature of x that each number of a row is of; none: its own. Sums are multiplied by
+   `factor`. */
 struct weight {
   const char *panels;
-  const bf16 *scales;
-  const float *bias;
+  const float *scales, *mins, *bias;
+  const int32_t *order;
   int n, k, bits, group;
   float factor;
 };
@@ -39,8 +40,15 @@ INLINE int panels_of(int n) { return (n + PANEL - 1) / PANEL; }
 INLINE int groups_of(const struct weight *w) { return (w->k + w->group - 1) / w->group; }
 INLINE size_t panel_bytes(const struct weight *w) { return (size_t)w->k * w->bits * PANEL / 8; }
 
-INLINE char *row_of(const struct laid *laid, int row, size_t row_bytes) {
-  return (char *)laid->rows + row_at(row, row_bytes);
+/* Whether tiles multiply it: a step of theirs takes 64 numbers of 8 bits, which share their scales. */
+INLINE int by_tiles(const struct weight *w) {
+  return HAS_TILES && (w->bits == 16 || (w->group % 64 == 0 && w->k % 64 == 0));
+}
+
+/* Where a row is that products with the weight want. */
+INLINE char *row_of(const struct laid *laid, int row, const struct weight *w) {
+  size_t row_bytes = (size_t)w->k * (w->bits < 16 ? 1 : sizeof(left));
+  return (char *)laid->rows + (by_tiles(w) ? row_at(row, row_bytes) : row * row_bytes);
 }
 
 /* x [k] in int8; returns the scale. Where a number is none, or infinite, the scale is too, and the
@@ -71,19 +79,21 @@ static float quantise(const bf16 *x, int8_t *numbers, int k) {
 static void lay(const bf16 *x, const struct laid *laid, int row, const struct weight *w) {
   int k = w->k;
   x += (size_t)row * k;
+  char *to = row_of(laid, row, w);
   if (w->bits < 16) {
     int8_t numbers[k];
-    laid->scales[row] = quantise(x, numbers, k);
+    bf16 ordered[w->order ? k : 1];
+    for (int i = 0; w->order && i < k; i++) ordered[i] = x[w->order[i]];
+    laid->scales[row] = quantise(w->order ? ordered : x, numbers, k);
     for (int g = 0, groups = groups_of(w); g < groups; g++) {
       int32_t total = 0;
       for (int i = g * w->group; i < least(k, (g + 1) * w->group); i++) total += numbers[i];
       laid->totals[(size_t)row * groups + g] = total;
     }
-    char *to = row_of(laid, row, k);
-    for (int i = 0; i < k; i += 64, to += HAS_TILES ? 1024 : 64) memcpy(to, numbers + i, 64);
+    if (!by_tiles(w)) memcpy(to, numbers, k);
+    else for (int i = 0; i < k; i += 64, to += 1024) memcpy(to, numbers + i, 64);
     return;
   }
-  char *to = row_of(laid, row, k * sizeof(left));
 #if HAS_TILES
   for (int i = 0; i < k; i += 32) memcpy(to + i * 32, x + i, 64);
 #else
@@ -259,7 +269,7 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
   const bf16 *panel = (const bf16 *)(w->panels + columns->p * panel_bytes(w));
   size_t apart = columns->count > 1 ? (size_t)columns->apart * k * PANEL : 0;
 #if HAS_TILES
-  struct sides sides = {row_of(laid, first, 2 * (size_t)k) + columns->from * 32,
+  struct sides sides = {row_of(laid, first, w) + columns->from * 32,
                         (const char *)(panel + columns->from * PANEL), {columns->next[0], columns->next[1]},
                         32 * (size_t)k, 2 * apart, columns->depth / 32, columns->pace};
   before->pace = (before->rows + sides.steps - 1) / sides.steps;
@@ -267,7 +277,7 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
                  before);
 #else
   (void)before;
-  const left *x = (const left *)row_of(laid, first, k * sizeof(left));
+  const left *x = (const left *)row_of(laid, first, w);
   const bf16 *next = (const bf16 *)columns->next[0];
   size_t next_apart = columns->next[1] ? (const bf16 *)columns->next[1] - next : 0;
   for (int i = 0, depth = depth_of(k); i < k; i += depth) {
@@ -282,44 +292,60 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
 #endif
 }
 
+#if HAS_TILES
+/* sums[rows][WIDTH] += rows of x, whose tiles lie `apart`, by a group of some columns. */
+static void multiply_group_by_tiles(int rows, const struct columns *columns, int bits, size_t apart,
+                                    const struct eighths *x, const struct group *group, float *sums) {
+  int32_t whole[CHUNK * WIDTH] __attribute__((aligned(64)));
+  int8_t unpacked[2][MAX_GROUP * PANEL] __attribute__((aligned(64)));
+  int from = group->from;
+  struct sides sides = {(const char *)x->numbers + (size_t)from * 16, group->panel, {},
+                        apart, group->panel_apart, group->depth / 64, columns->pace};
+  for (int c = 0; c < 2; c++)
+    if (columns->next[c]) sides.next[c] = columns->next[c] + from / 64 * columns->pace;
+  if (bits == 4) {
+    for (int c = 0; c < columns->count; c++)
+      unpack((const uint8_t *)group->panel + c * group->panel_apart, unpacked[c], group->depth,
+             group->mins ? 0 : 8);
+    sides.panel = (char *)unpacked[0], sides.panel_apart = sizeof unpacked[0];
+  }
+  multiply_sides(rows, columns->count, INT8, &sides, 1, whole, 0, 0);
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < columns->count; c++) {
+      vf *to = (vf *)(sums + r * WIDTH + c * PANEL);
+      vi *sum = (vi *)(whole + r * WIDTH + c * PANEL);
+      size_t column = c * group->scales_apart;
+      *to += __builtin_convertvector(*sum, vf) * (x->scales[r] * *(const vf *)(group->scales + column));
+      if (group->mins)
+        *to -= *(const vf *)(group->mins + column) *
+               (x->totals[(size_t)r * x->groups + group->number] * x->scales[r]);
+    }
+}
+#endif
+
 static void multiply_quantised_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
                                      const struct columns *columns, float *sums) {
   int k = w->k, num_groups = groups_of(w), num_scales = panels_of(w->n) * PANEL;
   int is_second_part = columns->apart * PANEL == num_scales; /* its scales follow all of the first's */
   for (int g = 0; g < num_groups; g++) {
     int from = g * w->group, depth = least(w->group, k - from);
+    size_t scale = (size_t)g * num_scales + columns->p * PANEL;
     struct group group = {
         .panel = w->panels + columns->p * panel_bytes(w) + (size_t)from * PANEL * w->bits / 8,
-        .scales = w->scales + (size_t)g * num_scales + columns->p * PANEL,
+        .scales = w->scales + scale, .mins = w->mins ? w->mins + scale : 0,
         .panel_apart = columns->count > 1 ? columns->apart * panel_bytes(w) : 0,
         .scales_apart = columns->count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
         .ahead = columns->next[0] ? columns->next[0] - (w->panels + columns->p * panel_bytes(w)) : 0,
         .number = g, .from = from, .depth = depth};
-#if HAS_TILES
-    int32_t whole[CHUNK * WIDTH] __attribute__((aligned(64)));
-    int8_t unpacked[2][MAX_GROUP * PANEL] __attribute__((aligned(64)));
-    struct sides sides = {row_of(laid, first, k) + (size_t)from * 16, group.panel, {},
-                          16 * (size_t)k, group.panel_apart, depth / 64, columns->pace};
-    for (int c = 0; c < 2; c++)
-      if (columns->next[c]) sides.next[c] = columns->next[c] + from / 64 * columns->pace;
-    if (w->bits == 4) {
-      for (int c = 0; c < columns->count; c++)
-        unpack((const uint8_t *)group.panel + c * group.panel_apart, unpacked[c], depth);
-      sides.panel = (char *)unpacked[0], sides.panel_apart = sizeof unpacked[0];
-    }
-    multiply_sides(rows, columns->count, INT8, &sides, 1, whole, 0, 0);
-    for (int r = 0; r < rows; r++)
-      for (int c = 0; c < columns->count; c++) {
-        vf scale = widen_all(*(vb *)(group.scales + c * group.scales_apart));
-        vi *from_here = (vi *)(whole + r * WIDTH + c * PANEL);
-        *(vf *)(sums + r * WIDTH + c * PANEL) +=
-            __builtin_convertvector(*from_here, vf) * (laid->scales[first + r] * scale);
-      }
-#else
-    struct eighths x = {(const int8_t *)row_of(laid, first, k), k, laid->scales + first,
+    struct eighths x = {(const int8_t *)row_of(laid, first, w), k, laid->scales + first,
                         laid->totals + (size_t)first * num_groups, num_groups};
-    multiply_group_rows(rows, columns->count, w->bits, &x, &group, sums);
+#if HAS_TILES
+    if (by_tiles(w)) {
+      multiply_group_by_tiles(rows, columns, w->bits, 16 * (size_t)k, &x, &group, sums);
+      continue;
+    }
 #endif
+    multiply_group_rows(rows, columns->count, w->bits, &x, &group, sums);
   }
 }
 
@@ -439,9 +465,9 @@ int linear(const bf16 *x, const struct weight *w, void *out, int m, enum after a
 }
 
 struct packing {
-  const bf16 *weight;
+  const void *weight;
   void *panels;
-  bf16 *scales;
+  float *scales;
   int n, k, bits, group;
 };
 
@@ -454,7 +480,7 @@ static void pack_panel(const void *what, int p, int next) {
     for (int j = 0; j < PANEL; j++) {
       int row = p * PANEL + j;
       uint32_t line[16] = {};
-      if (row < packing->n) memcpy(line, packing->weight + (size_t)row * packing->k + 2 * i, 64);
+      if (row < packing->n) memcpy(line, (const bf16 *)packing->weight + (size_t)row * packing->k + 2 * i, 64);
       for (int c = 0; c < 16; c++) panel[(size_t)(i + c) * PANEL + j] = line[c];
     }
 }
@@ -463,6 +489,12 @@ static void pack_panel(const void *what, int p, int next) {
 void pack(const bf16 *weight, bf16 *panels, int n, int k) {
   struct packing packing = {weight, panels, 0, n, k, 16, k};
   share_out(pack_panel, &packing, panels_of(n));
+}
+
+/* Where number i of a column is, in bytes from where its panel begins; of 4 bits in the high ones if i & 4. */
+INLINE size_t byte_at(int bits, int i, int column) {
+  int quads = bits == 8 ? i & ~3 : (i & ~7) / 2;
+  return (size_t)quads * PANEL + column * 4 + (i & 3);
 }
 
 /* Row `row` of a packed weight. */
@@ -474,12 +506,11 @@ static void unpack_row(const struct weight *w, int row, bf16 *out) {
       out[i] = ((const bf16 *)panel)[(i & ~1) * PANEL + column * 2 + (i & 1)];
       continue;
     }
-    int number;
-    if (w->bits == 8)
-      number = ((const int8_t *)panel)[(i & ~3) * PANEL + column * 4 + (i & 3)];
-    else
-      number = (((const uint8_t *)panel)[(i & ~7) / 2 * PANEL + column * 4 + (i & 3)] >> (i & 4) & 15) - 8;
-    out[i] = narrow(number * widen(w->scales[(size_t)(i / w->group) * columns + row]));
+    size_t scale = (size_t)(i / w->group) * columns + row;
+    int number = panel[byte_at(w->bits, i, column)];
+    if (w->bits == 4) number = (number >> (i & 4) & 15) - (w->mins ? 0 : 8);
+    float value = number * w->scales[scale] - (w->mins ? w->mins[scale] : 0);
+    out[w->order ? w->order[i] : i] = narrow(value);
   }
 }
 
@@ -491,20 +522,20 @@ static void quantise_panel(const void *what, int p, int next) {
   memset(panel, 0, (size_t)PANEL * k * bits / 8);
   for (int row = p * PANEL; row < (p + 1) * PANEL; row++)
     for (int from = 0; from < k; from += group) {
-      const bf16 *numbers = packing->weight + (size_t)row * k;
+      const bf16 *numbers = (const bf16 *)packing->weight + (size_t)row * k;
       int to = least(k, from + group);
       float most = 0;
       for (int i = from; i < to && row < n; i++)
         if (fabsf(widen(numbers[i])) > fabsf(most)) most = widen(numbers[i]);
-      bf16 scale = narrow(bits == 8 ? fabsf(most) / 127 : most / -8);
+      float scale = widen(narrow(bits == 8 ? fabsf(most) / 127 : most / -8));
       packing->scales[(size_t)(from / group) * columns + row] = scale;
       for (int i = from; i < to; i++) {
-        float exact = row < n && widen(scale) != 0 ? rintf(widen(numbers[i]) / widen(scale)) : 0;
+        float exact = row < n && scale != 0 ? rintf(widen(numbers[i]) / scale) : 0;
         if (bits == 8)
-          panel[(i & ~3) * PANEL + row % PANEL * 4 + (i & 3)] =
+          panel[byte_at(8, i, row % PANEL)] =
               (uint8_t)(int)(exact > 127 ? 127 : exact < -127 ? -127 : exact);
         else
-          panel[(i & ~7) / 2 * PANEL + row % PANEL * 4 + (i & 3)] |=
+          panel[byte_at(4, i, row % PANEL)] |=
               (int)((exact > 7 ? 7 : exact < -8 ? -8 : exact) + 8) << (i & 4);
       }
     }
@@ -512,9 +543,36 @@ static void quantise_panel(const void *what, int p, int next) {
 
 /* weight [n, k] -> panels of 8 or 4 bits, and scales. Each group's largest number takes the largest of
    its bits: 127 either way, or -8 (as llama.cpp's Q4_0 does it). */
-void quantise_weight(const bf16 *weight, uint8_t *panels, bf16 *scales, int n, int k, int bits, int group) {
+void quantise_weight(const bf16 *weight, uint8_t *panels, float *scales, int n, int k, int bits, int group) {
   struct packing packing = {weight, panels, scales, n, k, bits, group};
   share_out(quantise_panel, &packing, panels_of(n));
+}
+
+static void pack_numbers_panel(const void *what, int p, int next) {
+  const struct packing *packing = what;
+  int n = packing->n, k = packing->k, bits = packing->bits, half = packing->group / 2;
+  size_t row_bytes = (size_t)(k + packing->group - 1) / packing->group * half;
+  uint8_t *panel = (uint8_t *)packing->panels + (size_t)p * PANEL * k * bits / 8;
+  memset(panel, 0, (size_t)PANEL * k * bits / 8);
+  for (int column = 0; column < least(PANEL, n - p * PANEL); column++) {
+    size_t row = p * PANEL + column;
+    const uint8_t *numbers = (const uint8_t *)packing->weight + row * (bits == 8 ? k : row_bytes);
+    for (int i = 0; i < k; i++) {
+      if (bits == 8) {
+        panel[byte_at(8, i, column)] = numbers[i];
+        continue;
+      }
+      int at = i % packing->group;
+      int number = numbers[(size_t)i / packing->group * half + at % half] >> (at < half ? 0 : 4) & 15;
+      panel[byte_at(4, i, column)] |= number << (i & 4);
+    }
+  }
+}
+
+/* A weight's numbers of 8 or 4 bits, as `penstock.kernels.linear.weight` has them -> panels of the same. */
+void pack_numbers(const void *numbers, uint8_t *panels, int n, int k, int bits, int group) {
+  struct packing packing = {numbers, panels, 0, n, k, bits, group};
+  share_out(pack_numbers_panel, &packing, panels_of(n));
 }
 
 #define READ 64 /* rows of an item */

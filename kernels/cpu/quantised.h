@@ -1,8 +1,9 @@
 /* Products of int8 rows with weights of 8 or 4 bits (W8A8, W4A8): exact in int32, then scaled.
 
    A panel holds 16 columns: [depth / 4][16][4] int8. With 4 bits two such quadruples share bytes:
-   [depth / 8][16][4], the first in the low nibbles, 8 added to each number. Each group of the inner
-   dimension has a scale for every column, each row of the left side one for all. */
+   [depth / 8][16][4], the first in the low nibbles, 8 added to each number unless the weight has mins.
+   Each group of the inner dimension has a scale for every column, and where it has mins one of those, which
+   is taken off each of its numbers; each row of the left side has one scale for all. */
 #pragma once
 #include "tiles.h"
 
@@ -11,7 +12,8 @@
 #endif
 
 #define MAX_GROUP 128 /* with 4 bits */
-#define SPAN 32       /* numbers of the inner dimension: products with 4 bits add up within 16 */
+/* Numbers of the inner dimension, which divide a group: products with 4 bits add up so many within 16. */
+#define SPAN(bits) ((bits) == 4 ? 32 : 16)
 
 /* Rows as products want them: numbers [rows][stride], of each row a scale, of each group a total. */
 struct eighths {
@@ -22,7 +24,7 @@ struct eighths {
   int groups;
 };
 
-/* Four numbers of a row by those of each column. `run` sums up those of one SPAN; `fold` adds runs.
+/* Four numbers of a row by those of each column. `run` sums up those of one span; `fold` adds runs.
    OFFSET: what is added to the numbers of 8 bits where the processor takes none with a sign; the
    row's total, so many times, is taken off again. */
 #if defined(__AVX512VNNI__)
@@ -66,7 +68,7 @@ INLINE vi fold(vi sums, vi run) { return sums + run; }
 /* A group of columns that lie so far apart: `number` of its kind, `depth` deep from `from` on. */
 struct group {
   const char *panel;
-  const bf16 *scales;
+  const float *scales, *mins;
   size_t panel_apart, scales_apart;
   size_t ahead; /* bytes from it to what is multiplied next, and fetched meanwhile */
   int number, from, depth;
@@ -80,13 +82,13 @@ INLINE void multiply_group(const int R, const int bits, const struct eighths *x,
     UNROLL for (int c = 0; c < COLUMNS; c++)
       UNROLL for (int p = 0; p < PARTS; p++) acc[r][c][p] = (vi){};
   const char *panel = group->panel;
-  for (int i = group->from; i < group->from + group->depth; i += SPAN) {
+  for (int i = group->from; i < group->from + group->depth; i += SPAN(bits)) {
     vi run[ROWS][COLUMNS][PARTS];
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int c = 0; c < COLUMNS; c++)
         UNROLL for (int p = 0; p < PARTS; p++) run[r][c][p] = (vi){};
     /* Unrolled, the runs would be put off until they fit no registers. */
-    _Pragma("GCC unroll 1") for (int j = i; j < i + SPAN; j += 32 / bits, panel += 4 * PANEL) {
+    _Pragma("GCC unroll 1") for (int j = i; j < i + SPAN(bits); j += 32 / bits, panel += 4 * PANEL) {
       vi quads[COLUMNS][PARTS];
       UNROLL for (int c = 0; c < COLUMNS; c++) {
         const char *at = panel + c * group->panel_apart;
@@ -118,17 +120,19 @@ INLINE void multiply_group(const int R, const int bits, const struct eighths *x,
           UNROLL for (int p = 0; p < PARTS; p++) acc[r][c][p] = fold(acc[r][c][p], run[r][c][p]);
   }
   UNROLL for (int r = 0; r < R; r++) {
-    int32_t total = x->totals[(size_t)(first + r) * x->groups + group->number] * (bits == 8 ? OFFSET : 8);
+    int32_t total = x->totals[(size_t)(first + r) * x->groups + group->number];
+    int32_t offset = bits == 8 ? total * OFFSET : group->mins ? 0 : total * 8;
     UNROLL for (int c = 0; c < COLUMNS; c++)
       UNROLL for (int p = 0; p < PARTS; p++) {
-        vf scale = widen_all(*(vb *)(group->scales + c * group->scales_apart + p * LANES));
+        size_t column = c * group->scales_apart + p * LANES;
+        vf scale = *(const vf *)(group->scales + column);
         vf *to = (vf *)(sums + (first + r) * WIDTH + c * PANEL + p * LANES);
-        *to += __builtin_convertvector(acc[r][c][p] - total, vf) * (scale * x->scales[first + r]);
+        *to += __builtin_convertvector(acc[r][c][p] - offset, vf) * (scale * x->scales[first + r]);
+        if (group->mins) *to -= *(const vf *)(group->mins + column) * (total * x->scales[first + r]);
       }
   }
 }
 
-#if !HAS_TILES
 /* The same for any number of rows and columns. */
 static void multiply_group_rows(int rows, int columns, int bits, const struct eighths *x,
                                 const struct group *group, float *sums) {
@@ -143,18 +147,19 @@ static void multiply_group_rows(int rows, int columns, int bits, const struct ei
       BY_ROWS(rows, STEP4)
     }
     rest.panel += COLUMNS * rest.panel_apart, rest.scales += COLUMNS * rest.scales_apart;
+    if (rest.mins) rest.mins += COLUMNS * rest.scales_apart;
     sums += COLUMNS * PANEL;
   }
 #undef STEP8
 #undef STEP4
 }
-#endif
 
-/* A group of 4 bits in 8. */
-INLINE void unpack(const uint8_t *nibbles, int8_t *quads, int depth) {
+/* A group of 4 bits in 8; `offset` was added to its numbers. */
+__attribute__((unused))
+static inline void unpack(const uint8_t *nibbles, int8_t *quads, int depth, int offset) {
   for (int i = 0; i < depth; i += 8, nibbles += 4 * PANEL, quads += 8 * PANEL)
     for (int j = 0; j < 4 * PANEL; j++) {
-      quads[j] = (int8_t)((nibbles[j] & 15) - 8);
-      quads[4 * PANEL + j] = (int8_t)((nibbles[j] >> 4) - 8);
+      quads[j] = (int8_t)((nibbles[j] & 15) - offset);
+      quads[4 * PANEL + j] = (int8_t)((nibbles[j] >> 4) - offset);
     }
 }

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.kernels.linear.weight import Weight
 from penstock.kernels.numbers.device import ops_for
 from penstock.kernels.numbers.huge_pages import take
 from penstock.kernels.rows.activation import Activation, num_parts
 
 _PANEL = 16  # columns of a panel, which lie side by side
+_DEPTH = 32  # in_features of packed numbers must be a multiple of this
+_SPANS = {torch.int8: 16, torch.uint8: 32}  # and their groups of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,18 @@ PACKINGS = {
 }
 
 
-def panel_ops(weight: Tensor, packing: Packing) -> ctypes.CDLL | None:
-    """Return the compiled operations if they can multiply with such a weight, else None."""
-    return ops_for(weight) if weight.shape[1] % packing.depth == 0 else None
+def panel_ops(weight: Weight, packing: Packing) -> ctypes.CDLL | None:
+    """Return the compiled operations if they can multiply with such a weight, else None.
+
+    packing  of a dense weight
+    """
+    numbers, group = weight.numbers, weight.group
+    if weight.scales is None:
+        return ops_for(numbers) if weight.in_features % packing.depth == 0 else None
+    span = _SPANS.get(numbers.dtype)
+    fits = span and group % span == 0 and weight.in_features % group == 0
+    is_deep = weight.in_features % _DEPTH == 0
+    return ops_for(numbers.new_empty(0, dtype=torch.bfloat16)) if fits and is_deep else None
 
 
 class After(IntEnum):
@@ -60,7 +73,7 @@ class PackedWeight(ctypes.Structure):
     """A weight as compiled operations take it: `struct weight`, with addresses of its memory."""
 
     _fields_ = (
-        *[(name, ctypes.c_void_p) for name in ("panels", "scales", "bias")],
+        *[(name, ctypes.c_void_p) for name in ("panels", "scales", "mins", "bias", "order")],
         *[(name, ctypes.c_int) for name in ("n", "k", "bits", "group")],
         ("factor", ctypes.c_float),
     )
@@ -77,32 +90,36 @@ class PanelWeight:
     def __init__(
         self,
         ops: ctypes.CDLL,
-        weight: Tensor,
+        weight: Weight,
         bias: Tensor | None,
         packing: Packing = PACKINGS["bf16"],
         activation: Activation | None = None,
         factor: float = 1.0,
     ) -> None:
         parts = num_parts(activation) if activation else 1
-        self.activation = After[activation.upper()] if activation else After.NARROW
-        self.out_features, self.in_features = weight.shape[0] // parts, weight.shape[1]
-        columns = -(-self.out_features // _PANEL) * _PANEL
         self.ops = ops
+        self.activation = After[activation.upper()] if activation else After.NARROW
+        self.out_features, self.in_features = weight.out_features // parts, weight.in_features
+        columns = -(-self.out_features // _PANEL) * _PANEL
+        if weight.scales is not None:
+            packing = Packing(weight.bits, weight.group)
         self._bits, self._group = packing.bits, packing.group or self.in_features
         size = columns * self.in_features * packing.bits // 8
         self._panels = take(parts * size).view(parts, size)
         groups = -(-self.in_features // self._group) if packing.bits < 16 else 0
-        self._scales = torch.empty(parts, groups, columns, dtype=torch.bfloat16)
-        for part, rows in enumerate(weight.chunk(parts)):
-            self._pack(rows.contiguous(), part)
-        self._bias = None
-        if bias is not None:
-            self._bias = torch.zeros(parts, columns)
-            self._bias[:, : self.out_features] = bias.view(parts, -1)
+        self._scales = torch.zeros(parts, groups, columns)
+        self._mins = None if weight.mins is None else torch.zeros_like(self._scales)
+        self._order = None if weight.order is None else weight.order.to(torch.int32)
+        for part in range(parts):
+            rows = slice(part * self.out_features, (part + 1) * self.out_features)
+            self._pack(weight[rows], part)
+        self._bias = None if bias is None else _filled_up(bias.view(parts, -1), columns)
         self.layout = PackedWeight(
             self._panels.data_ptr(),
             self._scales.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            _address(self._mins),
+            _address(self._bias),
+            _address(self._order),
             self.out_features,
             self.in_features,
             self._bits,
@@ -111,19 +128,25 @@ class PanelWeight:
         )
         self._weight = ctypes.byref(self.layout)
 
-    def _pack(self, weight: Tensor, part: int) -> None:
-        panels = self._panels[part].data_ptr()
+    @property
+    def is_ordered(self) -> bool:
+        """Return whether numbers of a row lie in the order of their features."""
+        return self._order is None
+
+    def _pack(self, weight: Weight, part: int) -> None:
+        numbers = weight.numbers.contiguous()
+        place, panels = numbers.data_ptr(), self._panels[part].data_ptr()
+        shape, columns = (weight.out_features, weight.in_features), slice(weight.out_features)
         if self._bits == 16:
-            self.ops.pack(weight.data_ptr(), panels, *weight.shape)
-            return
-        self.ops.quantise_weight(
-            weight.data_ptr(),
-            panels,
-            self._scales[part].data_ptr(),
-            *weight.shape,
-            self._bits,
-            self._group,
-        )
+            self.ops.pack(place, panels, *shape)
+        elif weight.scales is None:
+            scales = self._scales[part].data_ptr()
+            self.ops.quantise_weight(place, panels, scales, *shape, self._bits, self._group)
+        else:
+            self.ops.pack_numbers(place, panels, *shape, self._bits, self._group)
+            self._scales[part, :, columns] = weight.scales.t()
+        if self._mins is not None and weight.mins is not None:
+            self._mins[part, :, columns] = weight.mins.t()
 
     def rows(self, index: Tensor) -> Tensor:
         """Return rows of the weight: index [n] int64 -> [n, in_features]."""
@@ -140,3 +163,11 @@ class PanelWeight:
         if has_failed:
             raise MemoryError(f"a product of {len(x)} rows found no memory to lay them out")
         return out
+
+
+def _filled_up(biases: Tensor, columns: int) -> Tensor:
+    return F.pad(biases.float(), (0, columns - biases.shape[1])).contiguous()
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

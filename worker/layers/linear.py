@@ -8,7 +8,7 @@ from penstock.kernels.linear.quantise import quantise, quantise_fp8
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.numbers.device import on_gpu, runs_triton
 from penstock.kernels.rows.activation import Activation, num_parts
-from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
 from penstock.worker.layers.products.fp8_linear import FP8, MULTIPLE, Fp8Linear, lacks_fp8_products
 from penstock.worker.layers.products.panel_linear import PanelLinear
 from penstock.worker.layers.products.product import Linear
@@ -32,18 +32,16 @@ def linear(
     activation  only `activated` is called on the result
     factor      by which the product with its bias is multiplied
     """
-    numbers = weight.numbers
-    if weight.scales is None and arithmetic.quantization == "fp8":
-        weight = quantise_fp8(numbers)
-    elif weight.scales is None:
-        packing = arithmetic.packing
-        ops = None if on_gpu(numbers) else panel_ops(numbers, packing)
-        if ops is not None:
-            return PanelLinear(PanelWeight(ops, numbers, bias, packing, activation, factor))
+    is_fp8 = arithmetic.quantization == "fp8"
+    packing = AS_IT_IS.packing if is_fp8 or weight.scales is not None else arithmetic.packing
+    ops = None if on_gpu(weight.numbers) else panel_ops(weight, packing)
+    if ops is not None:
+        return PanelLinear(PanelWeight(ops, weight, bias, packing, activation, factor))
+    if weight.scales is None:
         if arithmetic.quantization is None:
             return TorchLinear(weight, bias, activation, factor)
-        assert on_gpu(numbers), "who loads a model has asked `unsupported`"
-        weight = quantise(numbers, packing)
+        weight = quantise_fp8(weight.numbers) if is_fp8 else quantise(weight.numbers, packing)
+    assert on_gpu(weight.numbers), "who loads a model has asked `unsupported`"
     kind = Fp8Linear if weight.numbers.dtype == FP8 else QuantisedLinear
     return kind(weight, bias, activation, factor)
 
@@ -65,7 +63,8 @@ def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str
         return None
     if device.type != "cpu":
         return f"{name} is for CPUs and CUDA, and the device is {device.type}; leave it out"
-    if panel_ops(torch.empty(0, width, dtype=torch.bfloat16), arithmetic.packing) is None:
+    some = Weight.dense(torch.empty(0, width, dtype=torch.bfloat16))
+    if panel_ops(some, arithmetic.packing) is None:
         return (
             f"{name} needs CPU operations, which were not compiled (the log says why); "
             "install a C compiler, or leave it out"

@@ -17,6 +17,7 @@ import torch
 
 from penstock.kernels.cpu.compile import Unusable, build
 from penstock.kernels.linear.panel_weight import PACKINGS, After, PanelWeight, panel_ops
+from penstock.kernels.linear.weight import Weight
 from penstock.kernels.numbers.huge_pages import take
 
 # Weights are read over and over. The caches keep a part of small ones, so these are read faster.
@@ -114,11 +115,11 @@ def _products(
     of_int8: list[Callable[[], object]] = []
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         products.append(lambda: x @ weight.T)
-    ops = panel_ops(weight, PACKINGS["bf16"])
+    ops = panel_ops(Weight.dense(weight), PACKINGS["bf16"])
     if ops is not None:
         rows, out = x[:64].contiguous(), torch.empty(len(x), len(weight), dtype=torch.bfloat16)
         for packing, ways in (("bf16", products), ("int8", of_int8)):
-            multiply = PanelWeight(ops, weight, None, PACKINGS[packing]).multiply
+            multiply = PanelWeight(ops, Weight.dense(weight), None, PACKINGS[packing]).multiply
             of_rows = partial(multiply, rows, out[:64], After.NARROW)
             ways.append(partial(multiply, x, out, After.NARROW))
             ways.append(partial(_repeat, of_rows, len(x) // 64))

@@ -227,10 +227,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from penstock.kernels.cpu.library import compiled_ops
 from penstock.kernels.linear.panel_weight import After, PanelWeight
+from penstock.kernels.linear.weight import Weight
 ops = compiled_ops()
 ops.gather_team(4)
 x, weight = torch.randn(70, 128).bfloat16(), torch.randn(400, 128).bfloat16()
-product = PanelWeight(ops, weight, None)
+product = PanelWeight(ops, Weight.dense(weight), None)
 expected = x.double() @ weight.double().T
 def is_right(turn):
     time.sleep(turn % 7 / 1000)
@@ -254,6 +255,7 @@ from pathlib import Path
 import torch
 from penstock.kernels.cpu.library import compiled_ops, load
 from penstock.kernels.linear.panel_weight import After, PanelWeight
+from penstock.kernels.linear.weight import Weight
 anywhere = os.sched_getaffinity(0)
 here, there = sorted(anywhere)[:2]
 def threads():
@@ -276,7 +278,7 @@ expected = x.float() @ weight.float().T
 if sys.argv[1:] == ["one core"]:
     os.sched_setaffinity(0, {here})
 others = threads()
-product = PanelWeight(compiled_ops(), weight, None)
+product = PanelWeight(compiled_ops(), Weight.dense(weight), None)
 (helper,) = threads() - others
 """
 

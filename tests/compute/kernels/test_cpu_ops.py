@@ -40,6 +40,7 @@ from penstock.kernels.cpu.library import load
 from penstock.kernels.linear.choose import ExpertChoice, choose_compiled, choose_ref
 from penstock.kernels.linear.experts import Expert, PanelExperts, experts_ref
 from penstock.kernels.linear.panel_weight import PACKINGS, PanelWeight
+from penstock.kernels.linear.weight import Weight
 from penstock.kernels.rows.activation import Activation, num_parts
 from penstock.kernels.rows.norm import NormWeights, normalise_compiled, normalise_ref
 from penstock.kernels.sampling.draw import LOG2_E
@@ -95,17 +96,17 @@ def test_products_equal_torch(
     x, weight = randn(rows, wide), randn(out, wide, seed=1) / wide**0.5
     bias = randn(out) if biased else None
     exact = F.linear(x.double(), weight.double(), bias.double() if bias is not None else None)
-    product = PanelLinear(PanelWeight(ops, weight, bias))
+    product = PanelLinear(PanelWeight(ops, Weight.dense(weight), bias))
     assert_close(product.wide(x, PASS).double(), exact, atol=2e-5, rtol=2e-5)
     assert torch.equal(product(x, PASS), product.wide(x, PASS).bfloat16())
     residual = randn(rows, out, seed=2)
     added = (product.wide(x, PASS) + residual).bfloat16()
     assert torch.equal(product.add(x, residual, PASS), added) and torch.equal(residual, added)
-    halved = PanelLinear(PanelWeight(ops, weight, bias, factor=0.5))
+    halved = PanelLinear(PanelWeight(ops, Weight.dense(weight), bias, factor=0.5))
     assert torch.equal(halved.wide(x, PASS), product.wide(x, PASS) / 2)
     assert torch.equal(halved(x, PASS), product.wide(x, PASS).div(2).bfloat16())
     for activation in get_args(Activation):
-        panels = PanelWeight(ops, weight, bias, activation=activation, factor=2.0)
+        panels = PanelWeight(ops, Weight.dense(weight), bias, activation=activation, factor=2.0)
         made = PanelLinear(panels).activated(x, PASS)
         wanted = activated(2 * exact, activation)
         assert_close(made.double(), wanted, atol=1e-2, rtol=1e-2)
@@ -121,7 +122,7 @@ def test_quantised_products_equal_torch(
     """Of the numbers that the weight was rounded to, and the rows too. The last group is short."""
     x, weight, bias = randn(rows, wide), randn(out, wide, seed=1) / wide**0.5, randn(out)
     weight[0] = 0
-    product = PanelLinear(PanelWeight(ops, weight, bias, PACKINGS[name]))
+    product = PanelLinear(PanelWeight(ops, Weight.dense(weight), bias, PACKINGS[name]))
     rounded = product.panels.rows(torch.arange(out))
     group = PACKINGS[name].group or wide
     padded = F.pad(weight.abs(), (0, -wide % group)).view(out, -1, group)
@@ -137,13 +138,54 @@ def test_quantised_products_equal_torch(
     assert torch.equal(alone, product.wide(x, PASS))
 
 
+@pytest.mark.parametrize("bits, group", [(8, 16), (8, 64), (8, 0), (4, 32), (4, 64), (4, 128)])
+@pytest.mark.parametrize("rows, out, wide", [(1, 16, 128), (5, 100, 384), (70, 33, 640)])
+@pytest.mark.parametrize("more", ["", "order", "mins, order"])
+def test_packed_products_equal_torch(
+    ops: ctypes.CDLL, bits: int, group: int, rows: int, out: int, wide: int, more: str
+) -> None:
+    """A checkpoint's numbers stay what they are, whatever their groups."""
+    weight = packed_weight(2 * out, wide, bits, group, more)
+    eighths = (32 * randn(rows, wide)).round().clamp(-127, 127)
+    eighths[:, -1] = 127
+    x, bias = eighths / 32, randn(2 * out)
+    product = PanelLinear(PanelWeight(ops, weight, bias))
+    index = torch.arange(2 * out)
+    assert torch.equal(product.panels.rows(index), weight.rows(index))
+    exact = F.linear(x.double(), weight.rows(index, torch.float32).double(), bias.double())
+    wide_rows = product.wide(x, PASS)
+    assert_close(wide_rows.double(), exact, atol=1e-3, rtol=1e-3)
+    alone = torch.cat([product.wide(row, PASS) for row in x.split(1)])
+    assert torch.equal(alone, wide_rows)
+    panels = PanelWeight(ops, weight, bias, activation="silu_mul")
+    wanted = activated(exact, "silu_mul")
+    assert_close(PanelLinear(panels).activated(x, PASS).double(), wanted, atol=2e-2, rtol=2e-2)
+
+
+def packed_weight(out: int, wide: int, bits: int, group: int, more: str) -> Weight:
+    """Return numbers of all kinds with scales that bf16 has not."""
+    groups = wide // (group or wide)
+    generator = torch.Generator().manual_seed(bits + group)
+    numbers = torch.randint(0, 2**bits, (out, wide), generator=generator)
+    scales = torch.rand(out, groups, generator=generator) / 2**bits / wide**0.5
+    mins = (
+        scales * torch.randint(0, 2**bits, scales.shape, generator=generator)
+        if "mins" in more
+        else None
+    )
+    order = torch.randperm(wide, generator=generator) if "order" in more else None
+    if bits == 4:
+        return Weight.of_nibbles(numbers.to(torch.uint8), scales, mins, order)
+    return Weight((numbers - 128).to(torch.int8), scales, group or wide, wide, mins, order)
+
+
 @pytest.mark.parametrize("name", ["int8", "int4_g64", "int4_g128"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_numbers_overflow_nowhere(ops: ctypes.CDLL, name: str, sign: int) -> None:
     weight = torch.full((16, 256), 1 if name == "int8" else 0.875).bfloat16()
     weight[:, ::64] = -1  # in 4 bits -8, so that the others are 7
     x = torch.full((6, 256), sign * 127).bfloat16()
-    got = PanelLinear(PanelWeight(ops, weight, None, PACKINGS[name])).wide(x, PASS)
+    got = PanelLinear(PanelWeight(ops, Weight.dense(weight), None, PACKINGS[name])).wide(x, PASS)
     assert_close(got, F.linear(x.float(), weight.float()), atol=0, rtol=5e-3)
 
 
@@ -152,7 +194,7 @@ def test_a_products_row_has_the_same_bits_alone(
     ops: ctypes.CDLL, rows: int, out: int, wide: int
 ) -> None:
     x, weight = randn(rows, wide), randn(out, wide, seed=1)
-    product = PanelLinear(PanelWeight(ops, weight, None))
+    product = PanelLinear(PanelWeight(ops, Weight.dense(weight), None))
     alone = torch.cat([product.wide(row, PASS) for row in x.split(1)])
     assert torch.equal(alone, product.wide(x, PASS))
 
@@ -367,7 +409,7 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(
     ) -> PanelWeight:
         parts = num_parts(activation) if activation else 1
         weight, bias = randn(parts * out, wide, seed=seed) / 8, randn(parts * out, seed=seed)
-        return PanelWeight(ops, weight, bias, PACKINGS[name], activation, factor)
+        return PanelWeight(ops, Weight.dense(weight), bias, PACKINGS[name], activation, factor)
 
     def norm(place: int, seed: int) -> NormWeights | None:
         layer = arrangement.is_layer_norm
@@ -459,12 +501,17 @@ def test_experts_equal_one_after_the_other(
     packing = PACKINGS[name]
     up = [
         PanelWeight(
-            ops, randn(2 * inner, size, seed=each) / 8, randn(2 * inner), packing, "silu_mul"
+            ops,
+            Weight.dense(randn(2 * inner, size, seed=each) / 8),
+            randn(2 * inner),
+            packing,
+            "silu_mul",
         )
         for each in range(num)
     ]
     down = [
-        PanelWeight(ops, randn(size, inner, seed=each) / 8, None, packing) for each in range(num)
+        PanelWeight(ops, Weight.dense(randn(size, inner, seed=each) / 8), None, packing)
+        for each in range(num)
     ]
     x, residual = randn(tokens, size), randn(tokens, size, seed=1)
     generator = torch.Generator().manual_seed(tokens)
@@ -520,7 +567,7 @@ def test_numbers_that_are_none_stay_so(ops: ctypes.CDLL) -> None:
     x, weight = randn(3, 64), randn(32, 64)
     x[1, 7] = torch.nan
     for name in ("bf16", "int8"):
-        got = PanelLinear(PanelWeight(ops, weight, None, PACKINGS[name]))(x, PASS)
+        got = PanelLinear(PanelWeight(ops, Weight.dense(weight), None, PACKINGS[name]))(x, PASS)
         assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
 
 

@@ -39,10 +39,10 @@ def test_a_weight_stands_for_the_same_numbers_as_on_a_cpu(
     name: str, _: int, out: int, wide: int
 ) -> None:
     weight, packing = weight_of(out, wide), PACKINGS[name]
-    ops = panel_ops(weight, packing)
+    ops = panel_ops(Weight.dense(weight), packing)
     assert ops is not None
     index = torch.arange(out)
-    wanted = PanelWeight(ops, weight, None, packing).rows(index)
+    wanted = PanelWeight(ops, Weight.dense(weight), None, packing).rows(index)
     found = quantise(weight, packing)
     assert torch.equal(found.rows(index), wanted)
     assert found.scales is not None

@@ -113,7 +113,7 @@ MAY_IMPORT = {
     "loadtest.commands.latency": LOADTEST | {"worker.llm"},
     "loadtest.engines.transformers_subjects": LOADTEST | {"torch", "transformers"},
     "loadtest.lab.machine.speeds": LOADTEST
-    | {"kernels.cpu.compile", "kernels.numbers.huge_pages", "kernels.linear.panel_weight", "torch"},
+    | {"kernels.cpu.compile", "kernels.numbers.huge_pages", "kernels.linear", "torch"},
     "loadtest.lab.cache_cost": LOADTEST | {"worker.engine"},
     "loadtest.engines.subjects": LOADTEST | {"uvloop"},
     "loadtest.report.plot": LOADTEST | {"matplotlib"},
