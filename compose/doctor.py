@@ -185,6 +185,7 @@ def of_model(model: str | None) -> Iterator[Finding]:
         return
     from penstock.worker.models.contract.spec import ModelSpec
     from penstock.worker.models.folder.errors import ModelError
+    from penstock.worker.models.folder.files import weight_files
     from penstock.worker.models.impl import plan_model
     from penstock.worker.process.model_folder import model_folder
     from penstock.worker.text.model_tokenizer import ModelTokenizer
@@ -193,13 +194,13 @@ def of_model(model: str | None) -> Iterator[Finding]:
         folder = model_folder(model)
         facts = plan_model(ModelSpec(folder)).facts
         has_template = ModelTokenizer(folder).has_chat_template
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in weight_files(folder))
     except (InvalidJob, PenstockError, ModelError, OSError, ValueError) as error:
         yield Finding("model", "bad", str(getattr(error, "message", error)))
         return
     text = f"{Path(model).name}: {size / 1e9:.2f} GB, {facts.max_model_len} tokens at most"
     if not size:
-        yield Finding("model", "bad", f"{folder} holds no *.safetensors")
+        yield Finding("model", "bad", f"{folder} holds no weights")
     elif not has_template:
         yield Finding("model", "look", f"{text}, without a chat template: completions only")
     else:

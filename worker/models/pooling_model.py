@@ -42,6 +42,7 @@ from penstock.worker.models.transformers.transformers_model import (
     known_config,
     load_module,
     refuse_widths,
+    type_in_files,
     type_to_compute,
 )
 
@@ -200,7 +201,7 @@ def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> Po
     hf, loader, folder = _read(spec, config)
     is_classifier = loader is AutoModelForSequenceClassification
     is_dummy = spec.load_format == "dummy"
-    file_dtype = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
+    file_dtype = torch.float32 if is_dummy else type_in_files(spec)
     hf.use_cache = False
     dtype = type_to_compute(hf, spec, file_dtype)
     # What a model makes of its first token's state for a classifier is no part of an embedding.

@@ -8,10 +8,12 @@ import hashlib
 import json
 import os
 import struct
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.worker.engine.io.setting_facts import ChangesTokens, facts, unusual
+from penstock.worker.models.folder.files import weight_files
 from penstock.worker.process.loading import loading
 from penstock.worker.process.model_folder import given_template
 from penstock.worker.process.sampling_defaults import load_generation
@@ -30,7 +32,7 @@ def fingerprint(settings: WorkerSettings) -> str:
     """Return a digest of the checkpoint's files and of how the model is computed.
 
     A file of up to 4 MiB counts whole. A larger one counts by its size and 64 KiB at each of 64
-    places; safetensors also by the header and 4 KiB of each tensor. That is some MiB to read, where
+    places; weights also by their names and 4 KiB of each tensor. That is some MiB to read, where
     all of a large checkpoint would take minutes. So a tensor that was trained further is noticed
     wherever it lies. Changes that leave all sampled places as they were are missed, such as those
     of single rows of a large embedding: such weights need a served name of their own.
@@ -40,18 +42,22 @@ def fingerprint(settings: WorkerSettings) -> str:
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr(_computed(settings)).encode())
     if not settings.is_fake:
-        suffixes = _SUFFIXES + (".py",) * settings.trust_remote_code
         with loading(settings.model):
-            folder = settings.checkpoint()
-            files = [*folder.glob("*"), *folder.glob("[0-9]_*/*")]  # the latter: of sentence models
-            if settings.tokenizer is not None:
-                beside = settings.tokenizer_folder().glob("*")
-                files += (path for path in beside if path.suffix != ".safetensors")
-            for path in sorted(files):
-                if path.suffix in suffixes and path.is_file():
-                    for piece in _pieces(path):
-                        digest.update(piece)
+            for path in sorted(filter(Path.is_file, _files(settings))):
+                for piece in _pieces(path):
+                    digest.update(piece)
     return digest.hexdigest()
+
+
+def _files(settings: WorkerSettings) -> Iterator[Path]:
+    """Yield the files that count: weights of another form beside those that are read do not."""
+    suffixes, folder = _SUFFIXES + (".py",) * settings.trust_remote_code, settings.checkpoint()
+    for part in (folder, *folder.glob("[0-9]_*")):  # the latter: of sentence models
+        weights = weight_files(part)
+        yield from (path for path in part.glob("*") if path in weights or path.suffix in suffixes)
+    if settings.tokenizer is not None:
+        beside = [suffix for suffix in suffixes if suffix != ".safetensors"]
+        yield from (path for path in settings.tokenizer_folder().glob("*") if path.suffix in beside)
 
 
 def _computed(settings: WorkerSettings) -> tuple[object, ...]:
@@ -93,6 +99,8 @@ def _places(file: int, path: Path) -> Iterator[tuple[int, int]]:
         yield number * (size - _PLACE_BYTES) // (_NUM_PLACES - 1), _PLACE_BYTES
     if path.suffix == ".safetensors":
         yield from _tensors(file)
+    else:
+        yield from _records(path)
 
 
 def _tensors(file: int) -> Iterator[tuple[int, int]]:
@@ -109,3 +117,15 @@ def _tensors(file: int) -> Iterator[tuple[int, int]]:
     for start, end in ends:
         count = min(_TENSOR_BYTES, end - start)
         yield 8 + length + (start + end - count) // 2, count
+
+
+def _records(path: Path) -> Iterator[tuple[int, int]]:
+    """Yield a place in the middle of each record, of which torch makes one of each tensor."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except zipfile.BadZipFile:  # told by who reads it
+        return
+    for entry in entries:
+        count = min(_TENSOR_BYTES, entry.file_size)
+        yield entry.header_offset + (entry.file_size + count) // 2, count

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from penstock.schemas.errors import InvalidJob
 from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.models.folder.files import OLD_WEIGHTS, SAFETENSORS, weights_file
 from penstock.worker.models.folder.forms import other_form
 
 
@@ -57,7 +58,11 @@ def _fetched(
     patterns = ["*.json", "*.jinja", "*.model"]
     patterns += ["*.safetensors"] * with_weights + ["*.py"] * with_code
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        if with_weights and weights_file(folder, SAFETENSORS) is None:
+            patterns = [OLD_WEIGHTS, f"[0-9]_*/{OLD_WEIGHTS}"]  # the latter: of sentence models
+            snapshot_download(name, revision=revision, allow_patterns=patterns)
+        return folder
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         message = " ".join(str(error).split())
         raise InvalidJob(f"{param}: {name!r} could not be fetched: {message}", param) from error

@@ -144,7 +144,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "index no JSON": (written(INDEX, "{"), r"index\.json: not an index"),
     "weights of an older form alone": (
         replaced("*.safetensors", written("pytorch_model.bin", b"x"), INDEX),
-        r"make them of the \.bin files: .*save_pretrained",
+        r"pytorch_model\.bin: not a whole file of torch",
     ),
     "no weights": (without("*.safetensors", INDEX), r"fetch the model again"),
 }
@@ -198,6 +198,7 @@ def test_of_a_name_on_the_hub_no_more_is_fetched_than_is_used(
         named.append((name, revision))
         return str(tmp_path)
 
+    (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     servers = {"engine": "openai", "engine_url": ["http://here"]}
     for given in ({}, servers, {"trust_remote_code": True}):
@@ -209,6 +210,10 @@ def test_of_a_name_on_the_hub_no_more_is_fetched_than_is_used(
     settings = WorkerSettings.model_validate(other)
     assert settings.checkpoint() == settings.tokenizer_folder() == tmp_path
     assert named[-2:] == [("org/model", "v2"), ("org/words", None)]
+    (tmp_path / "model.safetensors").unlink()
+    settings.checkpoint()
+    assert asked[-2] == plain and asked[-1] == {"pytorch_model*.bin", "[0-9]_*/pytorch_model*.bin"}
+    assert named[-2:] == [("org/model", "v2")] * 2
 
 
 def test_what_the_tokenizer_cannot_encode_is_the_jobs_fault_alone(

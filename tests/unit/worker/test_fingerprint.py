@@ -154,3 +154,28 @@ def test_a_damaged_header_is_for_the_loader_to_name(folder):
         (20).to_bytes(8, "little") + b'{"a": {"b": [1, 2]}}' + bytes(5 * MIB)
     )
     assert of(folder) != damaged
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_weights_that_torch_wrote_are_a_part_where_they_are_read(folder, legacy):
+    from safetensors.torch import load_file
+
+    state, alone = load_file(folder / "model.safetensors"), of(folder)
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+    torch.save(1, folder / "training_args.bin")
+    assert of(folder) == alone
+    (folder / "model.safetensors").unlink()
+    before = of(folder)
+    torch.save(2, folder / "training_args.bin")
+    assert of(folder) == before
+    for name in [] if legacy else state:
+        state[name] += 0.5
+        torch.save(state, folder / "pytorch_model.bin")
+        assert of(folder) != before, name
+        before = of(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"x" * 5 * MIB)
+    assert of(folder) != before
+    (folder / "1_Dense").mkdir()
+    before = of(folder)
+    torch.save(state, folder / "1_Dense/pytorch_model.bin")
+    assert of(folder) != before

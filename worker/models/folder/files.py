@@ -1,13 +1,37 @@
-"""Reads the JSON files of a model's folder."""
+"""The files of a model's folder: which hold its weights, and what is in those of JSON."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from penstock.worker.models.folder.errors import BrokenModel
 
-INDEX = "model.safetensors.index.json"  # the file of each tensor, where there are several
+# The first that is there is read: all weights, or the index that says in which file each tensor is.
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+WEIGHT_FILES = (*SAFETENSORS, "pytorch_model.bin", "pytorch_model.bin.index.json")
+OLD_WEIGHTS = "pytorch_model*.bin"  # files of torch's pickles, without their index
+
+
+def weights_file(folder: Path, names: Sequence[str] = WEIGHT_FILES) -> Path | None:
+    """Return the file of all weights, or the index of their shards; None where there is neither."""
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that the weights are read from, or would be if they were there.
+
+    None where there are no weights, or an index that is damaged, which its reader tells.
+    """
+    file = weights_file(folder)
+    if file is None or file.suffix != ".json":
+        return [] if file is None else [file]
+    try:
+        names = json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted({folder / Path(str(name)).name for name in names})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
 
 
 def read_object(path: Path) -> dict[str, JsonValue]:

@@ -8,14 +8,13 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from penstock.worker.models.folder.errors import BrokenModel
-from penstock.worker.models.folder.files import INDEX, read_object
+from penstock.worker.models.folder.files import OLD_WEIGHTS, read_object, weight_files
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 # Ends of names beside those of files that are read, and what the hub's client leaves.
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".download")
 _OF_HUB = ".cache/huggingface/download/*.incomplete"
 _TEXTS = ("*.json", "*.jinja", "*.model")
-_OLD_WEIGHTS = "pytorch_model*.bin"
 _ORIGINAL = "fetch the original, whose weights are *.safetensors beside a config.json"
 # Words in `architectures` and `model_type` of what only proposes tokens to a larger model, and
 # fields that nothing else has.
@@ -56,7 +55,7 @@ def other_form(folder: Path, has_weights: bool = True) -> str | None:
 
 
 def _pointer(folder: Path, has_weights: bool) -> str | None:
-    for file in (*_files(folder, *_TEXTS), *(_weights(folder) if has_weights else ())):
+    for file in (*_files(folder, *_TEXTS), *(weight_files(folder) if has_weights else ())):
         try:
             with file.open("rb") as opened:
                 is_pointer = opened.read(len(_POINTER)) == _POINTER
@@ -68,9 +67,9 @@ def _pointer(folder: Path, has_weights: bool) -> str | None:
 
 
 def _unfinished(folder: Path, has_weights: bool) -> str | None:
-    names = (*_TEXTS, "*.safetensors") if has_weights else _TEXTS
+    names = (*_TEXTS, "*.safetensors", OLD_WEIGHTS) if has_weights else _TEXTS
     patterns = [f"{name}{end}" for name in names for end in _UNFINISHED]
-    weights = _weights(folder)
+    weights = weight_files(folder)
     if has_weights and not (weights and all(file.is_file() for file in weights)):
         patterns.append(_OF_HUB)
     file = next(_files(folder, *patterns), None)
@@ -114,12 +113,12 @@ def _mistral(folder: Path) -> str | None:
 
 def _of_weights(folder: Path) -> str | None:
     """Look whether the weights are all there, and in a form that is read."""
-    shards = _weights(folder)
+    shards = weight_files(folder)
     missing_files = [file for file in shards if not file.is_file()]
     if missing_files:
         count = f"missing, as {len(missing_files)} of its {len(shards)} files are"
         return f"{missing_files[0]}: {count}: a download that did not end; fetch the model again"
-    if any(_files(folder, "*.safetensors", _OLD_WEIGHTS)):
+    if any(_files(folder, "*.safetensors", OLD_WEIGHTS)):
         return None
     for pattern, form in _OTHER_WEIGHTS.items():
         if any(folder.glob(pattern)):
@@ -139,20 +138,9 @@ def _of_config(folder: Path) -> str | None:
     return None
 
 
-def _weights(folder: Path) -> list[Path]:
-    """Return the files that the weights are read from, or would be if they were there."""
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    try:
-        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        return sorted({folder / Path(str(name)).name for name in names})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # told by who reads it
-        return list(_files(folder, _OLD_WEIGHTS))
-
-
 def _has_only(folder: Path, prefix: str) -> bool:
     """Return whether there are weights, and the names of all begin with `prefix`."""
-    patterns = ("*.safetensors", _OLD_WEIGHTS, "adapter_model.bin")
+    patterns = ("*.safetensors", OLD_WEIGHTS, "adapter_model.bin")
     names = [file.name for file in _files(folder, *patterns)]
     return bool(names) and all(name.startswith(prefix) for name in names)
 

@@ -1,18 +1,24 @@
-"""The sources of a model's tensors: safetensors files mapped into memory, or random numbers."""
+"""The sources of a model's tensors: the files of its folder, or random numbers."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from penstock.worker.layers.linear import Weight
+from penstock.worker.models.contract.spec import LoadFormat
 from penstock.worker.models.folder.errors import BrokenModel
-from penstock.worker.models.folder.files import INDEX
+from penstock.worker.models.folder.files import SAFETENSORS, WEIGHT_FILES
 from penstock.worker.models.folder.packed import FP8_TYPES, SCALE_NAMES, PackedForm, widened
+from penstock.worker.models.folder.tensor_files import (
+    TensorFile,
+    is_mapped,
+    open_file,
+    open_files,
+)
 
 # Ends of names of what old checkpoints hold and rope or attention compute, of scales that only a
 # cache of 8 bits would use, and of those that only products in float8 would.
@@ -62,14 +68,6 @@ class Weights(Protocol):
         self.release()
 
 
-class _File(Protocol):
-    """The part of `safe_open`'s interface that is used here."""
-
-    def keys(self) -> list[str]: ...
-
-    def get_tensor(self, name: str) -> Tensor: ...
-
-
 class SafetensorsWeights(Weights):
     """The tensors of a folder, in one file or in the shards that its index names.
 
@@ -79,13 +77,17 @@ class SafetensorsWeights(Weights):
     """
 
     def __init__(
-        self, path: Path, sees: bool = False, packed_form: PackedForm | None = None
+        self,
+        path: Path,
+        sees: bool = False,
+        packed_form: PackedForm | None = None,
+        load_format: LoadFormat = "auto",
     ) -> None:
         self._packed_form = packed_form
-        self._file_of = _locate(path)
-        names = self._file_of
-        self._stored_name = _text_names(names) if sees else {name: name for name in names}
-        self._open: dict[Path, _File] = {}
+        names = SAFETENSORS if load_format == "safetensors" else WEIGHT_FILES
+        self._file_of, self._open = open_files(path, names)
+        stored = self._file_of
+        self._stored_name = _text_names(stored) if sees else {name: name for name in stored}
         self._read_names: set[str] = set()
 
     def has(self, name: str) -> bool:
@@ -128,7 +130,7 @@ class SafetensorsWeights(Weights):
         stored_name = self._stored_name[name]
         file = self._file_of[stored_name]
         try:
-            tensor = self._handle(file).get_tensor(stored_name)
+            tensor = self._opened(file).get_tensor(stored_name)
         except (SafetensorError, OSError) as error:
             raise BrokenModel(f"{file}: tensor {stored_name}: {error}") from error
         self._read_names.add(name)
@@ -136,14 +138,14 @@ class SafetensorsWeights(Weights):
 
     def release(self) -> None:
         """Unmap the files, so that pages already copied leave this process's memory."""
-        self._open.clear()
+        self._open = {file: opened for file, opened in self._open.items() if not is_mapped(opened)}
 
     def finish(self, unread: Sequence[str] = ()) -> None:
-        """Unmap the files. Raises BrokenModel where tensors were never asked for.
+        """Close the files. Raises BrokenModel where tensors were never asked for.
 
         unread  the beginnings of the names of those that nobody needs
         """
-        self.release()
+        self._open.clear()
         extras = sorted(
             self._stored_name[name]
             for name in set(self._stored_name) - self._read_names
@@ -158,12 +160,12 @@ class SafetensorsWeights(Weights):
     def dtype(self) -> torch.dtype:
         """Return the type of the first tensor; of packed ones the type that they are widened to."""
         name = next(iter(self._stored_name.values()))
-        dtype = self._handle(self._file_of[name]).get_tensor(name).dtype
+        dtype = self._opened(self._file_of[name]).get_tensor(name).dtype
         return torch.bfloat16 if self._packed_form and dtype in FP8_TYPES else dtype
 
-    def _handle(self, file: Path) -> _File:
+    def _opened(self, file: Path) -> TensorFile:
         if file not in self._open:
-            self._open[file] = _map(file)
+            self._open[file] = open_file(file)
         return self._open[file]
 
 
@@ -212,46 +214,3 @@ def _text_names(stored_names: Iterable[str]) -> dict[str, str]:
             }
             return text | heads
     raise BrokenModel(f"tensor embed_tokens.weight is below none of {', '.join(dict(_TEXT_ROOTS))}")
-
-
-def _locate(path: Path) -> dict[str, Path]:
-    """Return the file that holds each tensor. Where there is one for all, no index is read."""
-    file = path / "model.safetensors"
-    if not file.exists():
-        if (path / INDEX).exists():
-            return _shards(path)
-        raise BrokenModel(
-            f"{path}: neither model.safetensors nor {INDEX} is there; {_advice(path)}"
-        )
-    return dict.fromkeys(_map(file).keys(), file)
-
-
-def _advice(path: Path) -> str:
-    if any(path.glob("*.bin*")):
-        code = "from transformers import AutoModelForCausalLM as A; "
-        code += "A.from_pretrained(p, dtype='auto').save_pretrained(p)"
-        return f"make them of the .bin files: python -c \"p = '{path}'; {code}\""
-    return (
-        "fetch the model again; of files in another form transformers' save_pretrained makes them"
-    )
-
-
-def _shards(path: Path) -> dict[str, Path]:
-    try:
-        weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        file_of = {name: path / Path(shard).name for name, shard in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenModel(f"{path / INDEX}: not an index of shards: {error!r}") from error
-    for file in sorted(set(file_of.values())):
-        names = set(_map(file).keys())
-        for name in (name for name, home in file_of.items() if home == file):
-            if name not in names:
-                raise BrokenModel(f"{file}: tensor {name} is missing; {INDEX} places it there")
-    return file_of
-
-
-def _map(file: Path) -> _File:
-    try:
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise BrokenModel(f"{file}: not a whole safetensors file: {error}") from error

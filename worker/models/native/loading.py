@@ -53,7 +53,7 @@ def load_decoder(
     if load_format == "dummy":
         weights, file_dtype = DummyWeights(config.initializer_range), torch.float32
     else:
-        weights = _weights_of(path, config)
+        weights = _weights_of(path, config, load_format)
         file_dtype = weights.dtype()
     torch_dtype = computed_dtype(dtype, config.dtype, file_dtype)
     if config.packed_form:
@@ -64,8 +64,8 @@ def load_decoder(
     return Loader(config, weights, torch_dtype, place, arithmetic).decoder()
 
 
-def _weights_of(path: Path, config: ModelConfig) -> SafetensorsWeights:
-    return SafetensorsWeights(path, config.sees, config.packed_form)
+def _weights_of(path: Path, config: ModelConfig, load_format: LoadFormat) -> SafetensorsWeights:
+    return SafetensorsWeights(path, config.sees, config.packed_form, load_format)
 
 
 def computed_dtype(
@@ -87,7 +87,9 @@ def plan_decoder(spec: ModelSpec) -> ModelPlan:
     dtype = fitting_dtype(spec.dtype, config, spec.device, spec.arithmetic)
     known_dtype = _DTYPES.get(dtype) or config.dtype
     torch_dtype = computed_dtype(
-        dtype, known_dtype, known_dtype or _weights_of(spec.path, config).dtype()
+        dtype,
+        known_dtype,
+        known_dtype or _weights_of(spec.path, config, spec.load_format).dtype(),
     )
     Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
     whole = set() if config.tie_word_embeddings else {f"{config.decoder.embedding}.weight"}

@@ -122,7 +122,7 @@ def load_transformers_model(spec: ModelSpec) -> TransformersModel:
             "it; leave it out, or take a model of a native family"
         )
     hf, is_dummy = served_config(spec), spec.load_format == "dummy"
-    file_dtype = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
+    file_dtype = torch.float32 if is_dummy else type_in_files(spec)
     causal = load_module(_LOADER, hf, type_to_compute(hf, spec, file_dtype), spec, attention=NAME)
     _refuse_class(hf, type(causal))  # one that the folder brings is known only now
     findings = look_at(causal, hf, spec.device, causal.dtype)
@@ -223,6 +223,14 @@ def _refuse_ignored(fields: Mapping[str, JsonValue], hf: Any) -> None:
             raise UnsupportedField(field, all_fields[field], f"{hf.model_type} without it")
 
 
+def type_in_files(spec: ModelSpec) -> torch.dtype:
+    """Return the type of the weights in their files, all of which are looked at.
+
+    Raises BrokenModel.
+    """
+    return SafetensorsWeights(spec.path, load_format=spec.load_format).dtype()
+
+
 def type_to_compute(hf: Any, spec: ModelSpec, file_dtype: torch.dtype) -> torch.dtype:
     """Return the type of weights and states. Raises a ModelError.
 
@@ -311,6 +319,7 @@ def _module(
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are told below
+        use_safetensors=True if spec.load_format == "safetensors" else None,
         **_arguments(dtype, spec, attention),
     )
     if absent := sorted(name for name in report["missing_keys"] if not name.startswith(unread)):
