@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Literal
@@ -139,11 +139,12 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     else:
         model = plan_model(spec)
     facts, dtype = model.facts, model.dtype
-    weight_bytes = sum(
-        _num_bytes(
-            name, shape, dtype.itemsize, settings.quantization if name in model.products else None
-        )
-        for name, shape in model.shapes.items()
+    weight_bytes = _weight_bytes(
+        model.shapes,
+        dtype.itemsize,
+        model.products,
+        settings.quantization,
+        model.integers,
     )
     memory = settings.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     budget: int = settings.kv_cache_memory_bytes or CPU_KV_CACHE_BYTES
@@ -193,22 +194,45 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     )
 
 
-def _num_bytes(name: str, shape: tuple[int, ...], itemsize: int, quantization: str | None) -> int:
+def _weight_bytes(
+    shapes: Mapping[str, tuple[int, ...]],
+    itemsize: int,
+    products: Set[str],
+    quantization: str | None,
+    integers: tuple[int, int | None] | None,
+) -> int:
+    few = dict.fromkeys(products, (quantization, integers))
+    return sum(
+        _num_bytes(name, shape, itemsize, *few.get(name, (None, None)))
+        for name, shape in shapes.items()
+    )
+
+
+def _num_bytes(
+    name: str,
+    shape: tuple[int, ...],
+    itemsize: int,
+    quantization: str | None,
+    integers: tuple[int, int | None] | None,
+) -> int:
     """Return what a tensor takes.
+
+    integers  the bits and the group of a tensor that is of such already
 
     Of 4-bit models the head has 8 bits, of fp8 it is whole; norms are not quantised.
     """
     from penstock.kernels.linear.panel_weight import PACKINGS
 
     count = prod(shape)
-    if quantization is None:
+    if quantization is None and integers is None:
         return count * itemsize
     is_head = name in (EMBEDDING, "lm_head.weight")
     if quantization == "fp8":
         return count * itemsize if is_head else count + 4 * shape[0]
-    packing = PACKINGS["int8" if is_head else quantization]
-    scales = shape[0] * -(-shape[1] // (packing.group or shape[1]))
-    return count * packing.bits // 8 + scales * 2
+    packing = PACKINGS["int8" if is_head else quantization or "bf16"]
+    bits, group = integers or (packing.bits, packing.group)
+    scales = shape[0] * -(-shape[1] // (group or shape[1]))
+    return count * bits // 8 + scales * 4
 
 
 def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:

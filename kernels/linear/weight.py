@@ -50,8 +50,8 @@ class Weight:
         out_features, in_features = numbers.shape
         group = -(-in_features // scales.shape[1])
         halves = F.pad(numbers, (0, -in_features % group)).view(out_features, -1, 2, group // 2)
-        two_each = halves[:, :, 0] | halves[:, :, 1] << 4
-        return cls(two_each.flatten(1), scales, group, in_features, mins, order)
+        pairs = halves[:, :, 0] | halves[:, :, 1] << 4
+        return cls(pairs.flatten(1), scales, group, in_features, mins, order)
 
     @property
     def out_features(self) -> int:
@@ -60,6 +60,15 @@ class Weight:
     @property
     def bits(self) -> int:
         return 4 if self.numbers.dtype == torch.uint8 else 8 * self.numbers.itemsize
+
+    def to(self, device: torch.device) -> "Weight":
+        return replace(
+            self,
+            numbers=self.numbers.to(device),
+            scales=None if self.scales is None else self.scales.to(device),
+            mins=None if self.mins is None else self.mins.to(device),
+            order=None if self.order is None else self.order.to(device),
+        )
 
     def __getitem__(self, index: Tensor | slice) -> "Weight":
         """Return the weight of some rows; by numbers [rows] int64, of these in their order."""

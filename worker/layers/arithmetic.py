@@ -6,7 +6,7 @@ from penstock.kernels.attention.backends import Backend, backends, told
 from penstock.kernels.linear.panel_weight import PACKINGS, Packing
 from penstock.worker.layers.choices import Quantization
 
-__all__ = ["AS_IT_IS", "Arithmetic", "Backend", "backends", "told"]
+__all__ = ["AS_IT_IS", "Arithmetic", "Backend", "Packing", "backends", "told"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from penstock.kernels.linear.panel_weight import PanelWeight, panel_ops
 from penstock.kernels.linear.quantise import quantise, quantise_fp8
-from penstock.kernels.linear.weight import Weight
+from penstock.kernels.linear.weight import Weight, joined
 from penstock.kernels.numbers.device import on_gpu, runs_triton
 from penstock.kernels.rows.activation import Activation, num_parts
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
@@ -15,7 +15,16 @@ from penstock.worker.layers.products.product import Linear
 from penstock.worker.layers.products.quantised_linear import QuantisedLinear
 from penstock.worker.layers.products.torch_linear import TorchLinear
 
-__all__ = ["Activation", "Linear", "Weight", "linear", "num_parts", "unsupported"]
+__all__ = [
+    "Activation",
+    "Linear",
+    "Weight",
+    "joined",
+    "linear",
+    "multiplies",
+    "num_parts",
+    "unsupported",
+]
 
 
 def linear(
@@ -46,6 +55,14 @@ def linear(
     return kind(weight, bias, activation, factor)
 
 
+def multiplies(weight: Weight) -> bool:
+    """Return whether packed numbers are multiplied as they are; otherwise they are widened."""
+    if not on_gpu(weight.numbers):
+        return panel_ops(weight, AS_IT_IS.packing) is not None
+    is_plain = weight.mins is None and weight.order is None
+    return is_plain and (weight.bits == 4 or weight.group == weight.in_features)
+
+
 def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str | None:
     """Return why weights with such an inner dimension cannot be quantised; None where they can."""
     name = arithmetic.quantization
@@ -63,8 +80,8 @@ def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str
         return None
     if device.type != "cpu":
         return f"{name} is for CPUs and CUDA, and the device is {device.type}; leave it out"
-    some = Weight.dense(torch.empty(0, width, dtype=torch.bfloat16))
-    if panel_ops(some, arithmetic.packing) is None:
+    empty = Weight.dense(torch.empty(0, width, dtype=torch.bfloat16))
+    if panel_ops(empty, arithmetic.packing) is None:
         return (
             f"{name} needs CPU operations, which were not compiled (the log says why); "
             "install a C compiler, or leave it out"

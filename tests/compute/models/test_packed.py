@@ -22,7 +22,8 @@ from families import Played, logprobs_of, prompts
 from passes import Passes
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.folder.errors import BrokenModel, ModelError
-from penstock.worker.models.folder.packed import PackedForm, packed_form, widened
+from penstock.worker.models.folder.float8 import widened
+from penstock.worker.models.folder.packed import PackedForm, packed_form
 from penstock.worker.models.native.loading import load_decoder, plan_decoder
 
 TOLERANCE = 1e-4
@@ -149,9 +150,9 @@ def test_a_method_is_found_in_the_texts_configuration(tmp_path: Path) -> None:
     families.save("mistral3", tmp_path)
     path = tmp_path / "config.json"
     fields = json.loads(path.read_text())
-    fields["text_config"]["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    fields["text_config"]["quantization_config"] = {"quant_method": "hqq", "bits": 4}
     path.write_text(json.dumps(fields))
-    with pytest.raises(ModelError, match="quant_method is 'gptq'"):
+    with pytest.raises(ModelError, match="quant_method is 'hqq'"):
         load_decoder(tmp_path)
 
 
@@ -239,7 +240,13 @@ def test_experts_in_blocks_are_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config, words",
     [
-        ({"quant_method": "gptq", "bits": 4}, "quant_method is 'gptq'"),
+        ({"quant_method": "hqq", "bits": 4}, "quant_method is 'hqq'"),
+        ({"quant_method": "gptq", "bits": 3}, "quantization_config.bits is 3"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version is 'gemv'"),
+        ({"quant_method": "awq", "w_bit": 3}, "w_bit is 3"),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round"}, "packing_format"),
         ({"quant_method": "mxfp4"}, "quant_method is 'mxfp4'"),
         ({"bits": 4}, "quantization_config.quant_method"),
         ("fp8", "quantization_config is 'fp8'"),
@@ -249,9 +256,9 @@ def test_experts_in_blocks_are_served(tmp_path: Path) -> None:
         (
             {
                 "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4}}},
+                "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 3}}},
             },
-            "config_groups.group_0.weights is 'int4'",
+            "config_groups.group_0.weights is 'int3'",
         ),
         (
             {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {}}},

@@ -72,12 +72,14 @@ class ModelPlan:
 
     shapes     its tensors' shapes, by name
     products   the names of those that have fewer bits where the others do not
+    integers   the bits and the group of products that the files have so; None: they have none
     """
 
     facts: ModelFacts
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]
     products: frozenset[str]
+    integers: tuple[int, int | None] | None = None
 
 
 class States(Protocol):

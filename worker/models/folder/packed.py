@@ -1,22 +1,21 @@
-"""Weights of few bits, as others publish them: which forms are read, and what their numbers are."""
+"""The forms of weights of few bits that are read, by what a configuration says of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from pydantic import JsonValue
-from torch import Tensor
 
-from penstock.worker.models.folder.errors import BrokenModel, UnsupportedField
+from penstock.worker.layers.arithmetic import Packing
+from penstock.worker.models.folder.errors import UnsupportedField
 
 FIELD = "quantization_config"
-FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
-# What the names of scales end with, after the name of the module.
-SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+BITS = (2, 4, 8)  # widths of integers
 _METHOD = f"{FIELD}.quant_method"
+_FLOAT8_METHODS = ("fp8", "fbgemm_fp8", "modelopt")
+_INTEGER_METHODS = ("gptq", "awq", "bitsandbytes", "compressed-tensors")
 _EXPECTED = (
-    "float8 weights (fp8, fbgemm_fp8, and compressed-tensors and modelopt of that kind) or models "
-    "without it"
+    f"float8 weights (fp8, fbgemm_fp8, and compressed-tensors and modelopt of that kind), integers "
+    f"of {', '.join(map(str, BITS))} bits ({', '.join(_INTEGER_METHODS)}), or models without it"
 )
 
 
@@ -24,11 +23,17 @@ _EXPECTED = (
 class PackedForm:
     """The form of a checkpoint's packed weights.
 
-    block  the rows and columns of a weight that share a scale; None: a row's or all numbers do
+    block       the rows and columns of a weight of float8 that share a scale; None: a row's or all
+                numbers do
+    integers    most products have such, which are multiplied as they are, in bf16 alone; None:
+                they are widened
+    zeros_lack  what was taken off each zero point when it was written
     """
 
     method: str
     block: tuple[int, int] | None = None
+    integers: Packing | None = None
+    zeros_lack: int = 0
 
 
 def packed_form(fields: Mapping[str, JsonValue]) -> PackedForm | None:
@@ -42,30 +47,89 @@ def packed_form(fields: Mapping[str, JsonValue]) -> PackedForm | None:
     if not isinstance(config, dict):
         raise UnsupportedField(FIELD, config, _EXPECTED)
     method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else ""))
-    if method == "compressed-tensors":
-        return PackedForm(method, _of_compressed_tensors(config))
     if method == "modelopt" and not str(config.get("quant_algo")).startswith("FP8"):
         raise UnsupportedField(f"{FIELD}.quant_algo", config.get("quant_algo"), _EXPECTED)
-    if method not in ("fp8", "fbgemm_fp8", "modelopt"):
+    if method in _FLOAT8_METHODS:
+        block = _block(f"{FIELD}.weight_block_size", config.get("weight_block_size"))
+        return PackedForm(method, block)
+    read = {
+        "compressed-tensors": _compressed_tensors,
+        "gptq": _gptq,
+        "auto-round": _auto_round,
+        "awq": _awq,
+        "bitsandbytes": _bitsandbytes,
+    }.get(method)
+    if read is None:
         raise UnsupportedField(_METHOD, method or config, _EXPECTED)
-    return PackedForm(method, _block(f"{FIELD}.weight_block_size", config.get("weight_block_size")))
+    return read(config)
 
 
-def _of_compressed_tensors(config: Mapping[str, JsonValue]) -> tuple[int, int] | None:
-    groups, transforms = config.get("config_groups"), config.get("transform_config")
-    if transforms:
+def _gptq(config: Mapping[str, JsonValue]) -> PackedForm:
+    """Read the layout of GPTQ: zero points are less one but in the second version."""
+    _expect(config, "bits", BITS)
+    _expect(config, "checkpoint_format", (None, "", "gptq", "gptq_v2"))
+    is_second = config.get("checkpoint_format") == "gptq_v2"
+    integers = _packing(config.get("bits"), config.get("group_size"))
+    return PackedForm("gptq", integers=integers, zeros_lack=0 if is_second else 1)
+
+
+def _awq(config: Mapping[str, JsonValue]) -> PackedForm:
+    _expect(config, "bits", (4, None))
+    _expect(config, "w_bit", (4, None))
+    _expect(config, "version", (None, "gemm", "GEMM"))
+    size = config.get("group_size") or config.get("q_group_size")
+    return PackedForm("awq", integers=_packing(4, size))
+
+
+def _auto_round(config: Mapping[str, JsonValue]) -> PackedForm:
+    """Read what AutoRound writes, in the layout of one of the two."""
+    layouts = {"auto_round:auto_gptq": _gptq, "auto_round:auto_awq": _awq}
+    _expect(config, "packing_format", tuple(layouts))
+    return layouts[str(config["packing_format"])](config)
+
+
+def _bitsandbytes(config: Mapping[str, JsonValue]) -> PackedForm:
+    if config.get("load_in_4bit") or config.get("_load_in_4bit"):
+        return PackedForm("bitsandbytes")
+    if config.get("load_in_8bit") or config.get("_load_in_8bit"):
+        return PackedForm("bitsandbytes", integers=Packing(8))
+    raise UnsupportedField(f"{FIELD}.load_in_4bit", False, "it, or load_in_8bit")
+
+
+def _compressed_tensors(config: Mapping[str, JsonValue]) -> PackedForm:
+    if transforms := config.get("transform_config"):
         raise UnsupportedField(f"{FIELD}.transform_config", transforms, "weights as they are")
-    block = None
+    block, integers = None, None
+    for field, weights in _groups(config):
+        kind = f"{weights.get('type')}{weights.get('num_bits')}"
+        if kind not in ("float8", *(f"int{bits}" for bits in BITS)):
+            raise UnsupportedField(field, kind, _EXPECTED)
+        if weights.get("type") == "int":
+            integers = _packing(weights.get("num_bits"), weights.get("group_size"))
+        block = _block(f"{field}.block_structure", weights.get("block_structure")) or block
+    return PackedForm("compressed-tensors", block, integers)
+
+
+def _packing(bits: JsonValue, group: JsonValue) -> Packing:
+    """Return the packing of numbers of so many bits, of which two are in memory as eight."""
+    return Packing(4 if bits == 4 else 8, group if isinstance(group, int) and group > 0 else None)
+
+
+def _groups(config: Mapping[str, JsonValue]) -> Iterator[tuple[str, Mapping[str, JsonValue]]]:
+    """Yield the name of each group's weights, and what is said of them."""
+    groups = config.get("config_groups")
     for name, group in (groups if isinstance(groups, dict) else {}).items():
         weights = group.get("weights") if isinstance(group, dict) else None
         field = f"{FIELD}.config_groups.{name}.weights"
         if not isinstance(weights, dict):
             raise UnsupportedField(field, weights, _EXPECTED)
-        if (weights.get("type"), weights.get("num_bits")) != ("float", 8):
-            kind = f"{weights.get('type')}{weights.get('num_bits')}"
-            raise UnsupportedField(field, kind, _EXPECTED)
-        block = _block(f"{field}.block_structure", weights.get("block_structure")) or block
-    return block
+        yield field, weights
+
+
+def _expect(config: Mapping[str, JsonValue], name: str, values: tuple[JsonValue, ...]) -> None:
+    if config.get(name) not in values:
+        expected = ", ".join(str(value) for value in values if value)
+        raise UnsupportedField(f"{FIELD}.{name}", config.get(name), expected)
 
 
 def _block(field: str, value: JsonValue) -> tuple[int, int] | None:
@@ -74,31 +138,7 @@ def _block(field: str, value: JsonValue) -> tuple[int, int] | None:
             return None
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
+        case str() if value.count("x") == 1 and all(side.isdecimal() for side in value.split("x")):
+            rows, columns = map(int, value.split("x"))
+            return _block(field, [rows, columns])
     raise UnsupportedField(field, value, "blocks of [rows, columns]")
-
-
-def widened(numbers: Tensor, scales: Tensor, form: PackedForm, name: str) -> Tensor:
-    """Return what float8 numbers [rows, columns] stand for, in float32.
-
-    scales  one; one a row, [rows] or [rows, 1]; or one a block. Raises BrokenModel for another
-            shape, which names the tensor `name`.
-    """
-    wide, rows = numbers.float(), len(numbers)
-    scales = scales.float()
-    if scales.numel() == 1:
-        return wide.mul_(scales.view(1, 1))
-    if scales.shape in ((rows,), (rows, 1)):
-        return wide.mul_(scales.view(rows, 1))
-    height, width = form.block or (0, 0)
-    if form.block is None or scales.shape != (-(-rows // height), -(-wide.shape[1] // width)):
-        expected = (
-            f"one a row or one a block of {form.block}" if form.block else "one, or one a row"
-        )
-        raise BrokenModel(
-            f"tensor {name} has shape {list(scales.shape)}; of a weight of {list(numbers.shape)} "
-            f"scales are {expected}"
-        )
-    for begin in range(0, rows, height):  # a row of blocks at a time
-        of_columns = scales[begin // height].repeat_interleave(width)[: wide.shape[1]]
-        wide[begin : begin + height] *= of_columns
-    return wide

@@ -8,11 +8,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from penstock.worker.layers.linear import Weight
+from penstock.worker.layers.linear import Weight, joined, multiplies
 from penstock.worker.models.contract.spec import LoadFormat
 from penstock.worker.models.folder.errors import BrokenModel
 from penstock.worker.models.folder.files import SAFETENSORS, WEIGHT_FILES
-from penstock.worker.models.folder.packed import FP8_TYPES, SCALE_NAMES, PackedForm, widened
+from penstock.worker.models.folder.float8 import FP8_TYPES, SCALE_NAMES, widened
+from penstock.worker.models.folder.four_bits import four_bit_rows
+from penstock.worker.models.folder.integers import packed_weight
+from penstock.worker.models.folder.packed import PackedForm
 from penstock.worker.models.folder.tensor_files import (
     TensorFile,
     is_mapped,
@@ -74,6 +77,8 @@ class SafetensorsWeights(Weights):
     sees         of a model that sees, the tensors of its text alone, by the names that they have
                  in a model of text
     packed_form  that of weights of few bits
+
+    widened_modules  those whose packed numbers nothing multiplies as they are
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class SafetensorsWeights(Weights):
         stored = self._file_of
         self._stored_name = _text_names(stored) if sees else {name: name for name in stored}
         self._read_names: set[str] = set()
+        self.widened_modules: list[str] = []
 
     def has(self, name: str) -> bool:
         return name in self._stored_name
@@ -98,12 +104,16 @@ class SafetensorsWeights(Weights):
 
         Raises BrokenModel when it is missing, damaged or of another shape.
         """
+        rows = self._rows(name, tuple(target.shape)) if self._packed_form else None
+        if rows is not None:
+            target.copy_(rows)
+            return
         stored_name = self._stored_name.get(name)
         if stored_name is None:
             files = ", ".join(sorted({file.name for file in self._file_of.values()}))
             raise BrokenModel(f"tensor {name} is missing from {files}")
         file = self._file_of[stored_name]
-        tensor = self._tensor(name)
+        tensor = self.tensor(name)
         if tensor.shape != target.shape:
             raise BrokenModel(
                 f"{file}: tensor {stored_name} has shape {list(tensor.shape)}, "
@@ -112,6 +122,41 @@ class SafetensorsWeights(Weights):
         if tensor.dtype in FP8_TYPES and self._packed_form:
             tensor = self._widened(tensor, name, self._packed_form)
         target.copy_(tensor)
+
+    def product(
+        self, parts: Mapping[str, int], in_features: int, dtype: torch.dtype, device: torch.device
+    ) -> Weight:
+        """Return packed numbers as they are where all parts have such, and bf16 is multiplied."""
+        has_integers = self._packed_form is not None and self._packed_form.integers is not None
+        if has_integers and dtype == torch.bfloat16:
+            weights = [
+                self._packed(f"{name}.weight", (rows, in_features)) for name, rows in parts.items()
+            ]
+            integers = [weight for weight in weights if weight is not None]
+            whole = joined(integers) if len(integers) == len(weights) else None
+            if whole is not None and multiplies(on_device := whole.to(device)):
+                return on_device
+            self.widened_modules += parts if integers else ()
+        return super().product(parts, in_features, dtype, device)
+
+    def _packed(self, name: str, shape: tuple[int, ...]) -> Weight | None:
+        module = name.removesuffix(".weight")
+        if module == name or len(shape) != 2 or self._packed_form is None:
+            return None
+        return packed_weight(module, (shape[0], shape[1]), self._packed_form, self)
+
+    def _rows(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return what packed numbers stand for, float32; None where a tensor is not of them."""
+        weight = self._packed(name, shape)
+        if weight is not None:
+            return weight.rows(slice(None), torch.float32)
+        module = name.removesuffix(".weight")
+        return four_bit_rows(module, (shape[0], shape[1]), self) if len(shape) == 2 else None
+
+    def place(self, name: str) -> str:
+        """Return a tensor's file and its name there, for a message."""
+        stored_name = self._stored_name[name]
+        return f"{self._file_of[stored_name]}: tensor {stored_name}"
 
     def _widened(self, numbers: Tensor, name: str, form: PackedForm) -> Tensor:
         module = name.removesuffix("weight")
@@ -123,9 +168,9 @@ class SafetensorsWeights(Weights):
             ends = " or ".join(SCALE_NAMES)
             file = self._file_of[stored_name]
             raise BrokenModel(f"{file}: tensor {stored_name} is float8, and has no {ends}")
-        return widened(numbers, self._tensor(scale_name), form, self._stored_name[scale_name])
+        return widened(numbers, self.tensor(scale_name), form, self._stored_name[scale_name])
 
-    def _tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
         """Return a tensor that is there. Raises BrokenModel."""
         stored_name = self._stored_name[name]
         file = self._file_of[stored_name]
@@ -145,12 +190,16 @@ class SafetensorsWeights(Weights):
 
         unread  the beginnings of the names of those that nobody needs
         """
-        self._open.clear()
         extras = sorted(
             self._stored_name[name]
             for name in set(self._stored_name) - self._read_names
-            if not (name.endswith(_NEEDLESS) or name.startswith(tuple(unread)))
+            if not (
+                name.endswith(_NEEDLESS)
+                or name.startswith(tuple(unread))
+                or (name.endswith(".bias") and not self.tensor(name).any())
+            )
         )
+        self._open.clear()
         if extras:
             raise BrokenModel(
                 f"{self._file_of[extras[0]]}: unexpected tensor {extras[0]}, one of {len(extras)} "
@@ -161,7 +210,8 @@ class SafetensorsWeights(Weights):
         """Return the type of the first tensor; of packed ones the type that they are widened to."""
         name = next(iter(self._stored_name.values()))
         dtype = self._opened(self._file_of[name]).get_tensor(name).dtype
-        return torch.bfloat16 if self._packed_form and dtype in FP8_TYPES else dtype
+        is_packed = dtype in FP8_TYPES or not dtype.is_floating_point
+        return torch.bfloat16 if self._packed_form and is_packed else dtype
 
     def _opened(self, file: Path) -> TensorFile:
         if file not in self._open:

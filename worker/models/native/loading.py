@@ -1,7 +1,7 @@
 """Loads a decoder from a Hugging Face folder, tensor by tensor, so that memory holds it once."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from penstock.worker.models.families.architecture import (
     MLPConfig,
 )
 from penstock.worker.models.folder.errors import CannotQuantise, UnsupportedField
+from penstock.worker.models.folder.packed import PackedForm
 from penstock.worker.models.folder.weights import (
     DummyWeights,
     SafetensorsWeights,
@@ -56,12 +57,29 @@ def load_decoder(
         weights = _weights_of(path, config, load_format)
         file_dtype = weights.dtype()
     torch_dtype = computed_dtype(dtype, config.dtype, file_dtype)
-    if config.packed_form:
-        message = (
-            "float8 weights (%s) are widened to %s while they are loaded; rows stay as they are"
+    decoder = Loader(config, weights, torch_dtype, place, arithmetic).decoder()
+    if config.packed_form and isinstance(weights, SafetensorsWeights):
+        of_type = str(torch_dtype).removeprefix("torch.")
+        _log.info(
+            "%s", _packed_message(config.packed_form, weights.widened_modules, of_type, place)
         )
-        _log.info(message, config.packed_form.method, str(torch_dtype).removeprefix("torch."))
-    return Loader(config, weights, torch_dtype, place, arithmetic).decoder()
+    return decoder
+
+
+def _packed_message(
+    form: PackedForm, widened_modules: Sequence[str], of_type: str, place: torch.device
+) -> str:
+    """Return what became of packed weights, so that no number is another one unsaid."""
+    if form.integers is None or of_type != "bfloat16":
+        return (
+            f"weights of few bits ({form.method}) are widened to {of_type}; rows stay as they are"
+        )
+    message = f"integers ({form.method}) are multiplied as they are"
+    if place.type == "cpu":
+        message += ", by rows rounded to 8 bits"
+    if widened_modules:
+        message += f"; {len(widened_modules)} modules are widened, {widened_modules[0]} the first"
+    return message
 
 
 def _weights_of(path: Path, config: ModelConfig, load_format: LoadFormat) -> SafetensorsWeights:
@@ -92,6 +110,16 @@ def plan_decoder(spec: ModelSpec) -> ModelPlan:
         known_dtype or _weights_of(spec.path, config, spec.load_format).dtype(),
     )
     Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
+    parts, whole = config.decoder, _whole(config)
+    matrices = {name for name, shape in weights.shapes.items() if len(shape) > 1}
+    integers = _integers(config, torch_dtype)
+    ends = {f"{name}.weight" for name in (parts.embedding, parts.head)} if integers else set()
+    products = frozenset(matrices - whole - ends)
+    return ModelPlan(config, torch_dtype, weights.shapes, products, integers)
+
+
+def _whole(config: ModelConfig) -> set[str]:
+    """Return the names of matrices that keep all their bits."""
     whole = set() if config.tie_word_embeddings else {f"{config.decoder.embedding}.weight"}
     for index, layer in enumerate(config.decoder.layers):
         if isinstance(layer.attention, LatentConfig):
@@ -99,8 +127,14 @@ def plan_decoder(spec: ModelSpec) -> ModelPlan:
         if isinstance(layer.mlp, ExpertsConfig):
             gates = (layer.mlp.router, layer.mlp.shared_gate)
             whole |= {f"{config.decoder.layer}.{index}.{gate}.weight" for gate in gates}
-    matrices = {name for name, shape in weights.shapes.items() if len(shape) > 1}
-    return ModelPlan(config, torch_dtype, weights.shapes, frozenset(matrices - whole))
+    return whole
+
+
+def _integers(config: ModelConfig, dtype: torch.dtype) -> tuple[int, int | None] | None:
+    """Return the bits and the group of integers that stay as they are; None where none do."""
+    if dtype != torch.bfloat16 or not config.packed_form or not config.packed_form.integers:
+        return None
+    return config.packed_form.integers.bits, config.packed_form.integers.group
 
 
 def fitting_dtype(
@@ -111,7 +145,7 @@ def fitting_dtype(
     Raises CannotQuantise where the model, the device or the type asked for is not for them.
     """
     if arithmetic.quantization is None:
-        return dtype
+        return "bfloat16" if dtype == "auto" and _has_integers(config) else dtype
     if dtype not in ("auto", "bfloat16"):
         raise CannotQuantise(
             f"{arithmetic.quantization} computes in bfloat16, and dtype is {dtype}; "
@@ -128,6 +162,10 @@ def fitting_dtype(
         if reason is not None:
             raise CannotQuantise(reason)
     return "bfloat16"
+
+
+def _has_integers(config: ModelConfig) -> bool:
+    return config.packed_form is not None and config.packed_form.integers is not None
 
 
 def _widths(attention: AttentionConfig | LatentConfig) -> set[int]:
