@@ -10,10 +10,12 @@
 #define RUN 262144 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 80 : MULTIPLIES_PAIRS ? 24 : 8) /* rows done while a panel comes from memory */
 
-enum after { NARROW, ADD, WIDE, SILU_MUL, GELU_MUL, GELU, RELU2 };
+enum after { NARROW, ADD, WIDE, SILU_MUL, GELU_MUL, GELU, RELU2, CLAMPED_MUL };
+
+#define LIMIT 7 /* of CLAMPED_MUL */
 
 /* Whether a weight has two parts, whose sums become one. */
-INLINE int has_two(enum after after) { return after == SILU_MUL || after == GELU_MUL; }
+INLINE int has_two(enum after after) { return after == SILU_MUL || after == GELU_MUL || after == CLAMPED_MUL; }
 
 /* A weight [n, k], or two of them one below the other. scales, and mins if any, are [groups][ceil(n / 16) *
    16]; the last group may be shorter. bits: 16 for bf16, which has no scales. bias [ceil(n / 16) * 16], or
@@ -110,13 +112,29 @@ INLINE vf gated(vf x, vf y) {
   return x / (1.0f + exponential(if_less(y, -most, most, -y)));
 }
 
+/* No number stays none. */
+INLINE vf at_most(vf x, float limit) {
+  vf most = (vf){} + limit;
+  return if_less(most, x, most, x);
+}
+
 /* gelu as most models have it, by tanh: (1 + tanh(y)) / 2 is the logistic function of 2 * y. */
 INLINE vf activated(const enum after after, vf x) {
   if (after == SILU_MUL) return gated(x, x);
   if (after == GELU_MUL || after == GELU) return gated(x, 1.59576912f * (x + 0.044715f * x * x * x));
+  if (after == CLAMPED_MUL) {
+    vf gate = at_most(x, LIMIT);
+    return gated(gate, 1.702f * gate);
+  }
   if (after != RELU2) return x;
   vf more = if_less(x, (vf){}, (vf){}, x);
   return more * more;
+}
+
+/* What multiplies an activated gate. */
+INLINE vf multiplier(const enum after after, vf up) {
+  if (after == CLAMPED_MUL) return 1.0f - at_most(-at_most(up, LIMIT), LIMIT);
+  return up;
 }
 
 /* A row's sums past the caches, where they fill lines: logits are more than those hold. */
@@ -149,7 +167,7 @@ INLINE void finish_row(const enum after after, float *row, float factor, void *t
   for (int p = 0; p < columns; p += LANES) {
     vf sum = activated(after, *(vf *)(row + p) * factor);
     if (after == ADD) sum += widen_all(*(vb *)(now + p));
-    if (has_two(after)) sum *= *(vf *)(row + PANEL + p) * factor;
+    if (has_two(after)) sum *= multiplier(after, *(vf *)(row + PANEL + p) * factor);
     *(vb *)(now + p) = narrow_all(sum);
   }
   if (columns % PANEL) memcpy(to, some, columns * 2);
@@ -241,6 +259,7 @@ static void finish(const struct pending *pending, int from, int to) {
     break;
   switch (product->after) {
     CASE(NARROW) CASE(ADD) CASE(WIDE) CASE(SILU_MUL) CASE(GELU_MUL) CASE(GELU) CASE(RELU2)
+    CASE(CLAMPED_MUL)
   }
 #undef CASE
 #undef FINISH
@@ -455,7 +474,7 @@ static int multiply_by(const bf16 *x, int is_laid, const struct weight *w, void 
    NARROW    bf16
    ADD       bf16, added to what is in out
    WIDE      float32
-   SILU_MUL, GELU_MUL  bf16; of two weights the gate's, and what it multiplies
+   SILU_MUL, GELU_MUL, CLAMPED_MUL  bf16; of two weights the gate's, and what it multiplies
    GELU, RELU2         bf16; gelu is the one by tanh, relu2 the square of what is above 0
 
    A row's bits depend on that row alone. k is a multiple of 32, and so is `group`; below 16 bits both of 64.

@@ -46,16 +46,23 @@ SMALL_TILE, LARGE_TILE = ProductTile(16, 64, 128, 4, 4), ProductTile(64, 128, 64
 class ExpertsOnGpu:
     """A mixture of experts by Triton's kernels.
 
-    up      [num_experts, parts * width, hidden], contiguous
-    down    [num_experts, hidden, width], contiguous
-    factor  by which what an expert makes is multiplied
+    up         [num_experts, parts * width, hidden], contiguous
+    down       [num_experts, hidden, width], contiguous
+    factor     by which what an expert makes is multiplied
+    up_bias    [num_experts, parts * width], contiguous; and of down [num_experts, hidden]
     """
 
     def __init__(
-        self, up: Weight, down: Weight, activation: Activation, factor: float = 1.0
+        self,
+        up: Weight,
+        down: Weight,
+        activation: Activation,
+        factor: float = 1.0,
+        up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
     ) -> None:
-        self._up = up
-        self._down = down
+        self._up, self._up_bias = up, up_bias
+        self._down, self._down_bias = down, down_bias
         self._activation = activation
         self._factor = factor
 
@@ -86,9 +93,9 @@ class ExpertsOnGpu:
         is_few = deterministic or expert_ids.numel() <= LARGE_TILE.rows * num_experts // 2
         tile = SMALL_TILE if is_few else LARGE_TILE
         blocks = blocks_of(expert_ids, num_experts, tile.rows)
-        up = grouped_product(x, self._up, blocks, tile, num_chosen)
+        up = grouped_product(x, self._up, blocks, tile, num_chosen, self._up_bias)
         activations = activate_triton(up, self._activation)
-        down = grouped_product(activations, self._down, blocks, tile, 1)
+        down = grouped_product(activations, self._down, blocks, tile, 1, self._down_bias)
         tokens, hidden = residual.shape
         _weighed_sum[(tokens, triton.cdiv(hidden, _COLUMNS))](
             down,
@@ -133,13 +140,19 @@ def blocks_of(expert_ids: Tensor, num_experts: int, rows: int) -> Blocks:
 
 
 def grouped_product(
-    x: Tensor, weights: Weight, blocks: Blocks, tile: ProductTile, num_chosen: int
+    x: Tensor,
+    weights: Weight,
+    blocks: Blocks,
+    tile: ProductTile,
+    num_chosen: int,
+    biases: Tensor | None = None,
 ) -> Tensor:
-    """Multiply each pair's row with its expert's weight.
+    """Multiply each pair's row with its expert's weight, and add its bias.
 
     x           [pairs // num_chosen, inner], contiguous; a row serves so many pairs, and is rounded
                 to fp8 where the weights are
     weights     [num_experts, outer, inner], contiguous
+    biases      [num_experts, outer], contiguous
     returns     [pairs, outer], in the order of the pairs
     """
     numbers, scales, outer = weights.numbers, weights.scales, weights.out_features
@@ -152,6 +165,7 @@ def grouped_product(
         out,
         out if of_x is None else of_x,
         out if scales is None else scales,
+        out if biases is None else biases,
         blocks.pairs,
         blocks.experts,
         count,
@@ -166,6 +180,7 @@ def grouped_product(
         GROUP=weights.group,
         GROUPS=1 if scales is None else scales.shape[-1],
         HAS_SCALES=scales is not None,
+        HAS_BIASES=biases is not None,
         IS_FP8=of_x is not None,
         IS_INTERPRETED=INTERPRETED,
         num_warps=tile.num_warps,
@@ -181,6 +196,7 @@ def _grouped_product(
     out_ptr,
     x_scales_ptr,
     scales_ptr,
+    biases_ptr,
     pairs_ptr,
     experts_ptr,
     count,
@@ -195,6 +211,7 @@ def _grouped_product(
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    HAS_BIASES: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
@@ -230,6 +247,9 @@ def _grouped_product(
                 of_rows = tl.load(x_scales_ptr + pairs // NUM_CHOSEN, mask=is_row, other=0.0)
                 factors = of_rows[:, None] * factors
             sums *= factors
+    if HAS_BIASES:
+        bias = tl.load(biases_ptr + expert * OUTER + columns, mask=is_column, other=0.0)
+        sums += bias.to(tl.float32)[None, :]
     out_ptrs = out_ptr + pairs[:, None] * OUTER + columns[None, :]
     is_out = is_row[:, None] & is_column[None, :]
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_out)

@@ -67,6 +67,7 @@ class After(IntEnum):
     GELU_MUL = 4
     GELU = 5
     RELU2 = 6
+    CLAMPED_MUL = 7
 
 
 class PackedWeight(ctypes.Structure):

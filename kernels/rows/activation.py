@@ -1,6 +1,7 @@
 """The activation of a feed-forward layer, between its two products.
 
     silu_mul, gelu_mul  rows are [gate, up]: silu or gelu of the gate, times up (SwiGLU, GeGLU)
+    clamped_mul         gpt-oss's: the gate's swish, by one more than up; both are within LIMIT
     gelu, relu2         for each number; relu2 is the square of what is above 0
 
 x         [tokens, hidden], or [tokens, 2 * hidden] for those that multiply
@@ -11,13 +12,15 @@ gelu is the one by tanh, which is what nearly all models have.
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.numbers.device import on_gpu
 
-Activation = Literal["silu_mul", "gelu_mul", "gelu", "relu2"]
+Activation = Literal["silu_mul", "gelu_mul", "clamped_mul", "gelu", "relu2"]
 
+LIMIT, SWISH = 7.0, 1.702  # of clamped_mul: a gate is at most the first, up either way
 _PER_SIGMOID = 1.5957691216  # gelu(x) = x * sigmoid(this * (x + 0.044715 * x ** 3))
 
 
@@ -43,6 +46,9 @@ def activate_ref(x: Tensor, activation: Activation) -> Tensor:
     if activation == "gelu":
         return F.gelu(x, approximate="tanh")
     gate, up = x.chunk(2, -1)
+    if activation == "clamped_mul":
+        gate = gate.clamp(max=LIMIT)
+        return torch.sigmoid(SWISH * gate).mul_(gate).mul_(up.clamp(-LIMIT, LIMIT) + 1)
     out = F.silu(gate) if activation == "silu_mul" else F.gelu(gate, approximate="tanh")
     return out.mul_(up)
 
@@ -59,7 +65,16 @@ def activate_rowwise(x: Tensor, activation: Activation) -> Tensor:
         return activate_ref(x, activation)
     gate, *up = x.chunk(num_parts(activation), -1)
     wide = gate.float()
-    power = wide if activation == "silu_mul" else (wide + 0.044715 * wide * wide * wide)
-    power = power if activation == "silu_mul" else power * _PER_SIGMOID
-    done = (wide / power.neg().exp_().add_(1)).to(x.dtype)
+    if activation == "clamped_mul":
+        wide, up = wide.clamp(max=LIMIT), [up[0].clamp(-LIMIT, LIMIT) + 1]
+    done = (wide / _power(wide, activation).neg().exp_().add_(1)).to(x.dtype)
     return done.mul_(up[0]) if up else done
+
+
+def _power(x: Tensor, activation: Activation) -> Tensor:
+    """Return that of which the sigmoid is the share of x that is left."""
+    if activation == "silu_mul":
+        return x.clone()
+    if activation == "clamped_mul":
+        return x * SWISH
+    return (x + 0.044715 * x * x * x) * _PER_SIGMOID

@@ -46,11 +46,17 @@ def _activate(
     x = tl.load(x_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     if KIND == "silu":
         x *= tl.sigmoid(x)
+    elif KIND == "clamped":
+        x = tl.where(x > 7.0, 7.0, x)
+        x *= tl.sigmoid(1.702 * x)
     elif KIND == "gelu":
         x *= tl.sigmoid(1.5957691216 * (x + 0.044715 * x * x * x))
     else:
         x = tl.maximum(x, 0.0)
         x *= x
     if MULTIPLIES:
-        x *= tl.load(x_ptr + row * WIDTH + HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + row * WIDTH + HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
+        if KIND == "clamped":
+            up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        x *= up
     tl.store(out_ptr + row * HIDDEN + column, x.to(out_ptr.dtype.element_ty), mask=inside)

@@ -68,10 +68,12 @@ MODELS = {
 }
 OTHERS_HAVE = ("Llama-3 8B, Mixtral", "Gemma 2 9B")  # than sm_90
 # Experts, how many are chosen, hidden, width of one.
+# Experts, those chosen, hidden, width, and whether they have biases.
 EXPERTS = {
-    "Mixtral": (8, 2, 4096, 14_336),
-    "Qwen3-30B-A3B": (128, 8, 2048, 768),
-    "DeepSeek-V3": (256, 8, 7168, 2048),
+    "Mixtral": (8, 2, 4096, 14_336, False),
+    "Qwen3-30B-A3B": (128, 8, 2048, 768, False),
+    "DeepSeek-V3": (256, 8, 7168, 2048, False),
+    "gpt-oss-20b": (32, 4, 2880, 2880, True),
 }
 LATENTS = {"DeepSeek-V3": 128, "DeepSeek-V2-Lite": 16}  # heads; latents of 512, keys of 64 more
 SMALL = ("Llama-3 70B", "Qwen3-32B")  # whose small operations are shown too
@@ -198,18 +200,20 @@ def _experts(
     num_chosen: int,
     hidden: int,
     width: int,
+    has_biases: bool,
     tile: ProductTile,
     made_for: GPUTarget,
     is_fp8: bool = False,
 ) -> tuple[Any, ...]:
     types = dict.fromkeys(("x_ptr", "weights_ptr"), "*fp8e4nv" if is_fp8 else "*bf16")
-    types |= {"out_ptr": "*bf16", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32"}
+    types |= {"out_ptr": "*bf16", "biases_ptr": "*bf16"}
+    types |= {"x_scales_ptr": "*fp32", "scales_ptr": "*fp32"}
     types |= {"pairs_ptr": "*i32", "experts_ptr": "*i32", "count": "i32"}
     constants = {
         "NUM_EXPERTS": num_experts, "OUTER": 2 * width, "INNER": hidden, "NUM_CHOSEN": num_chosen,
         "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth,
         "BITS": 8 if is_fp8 else 16, "GROUP": hidden, "GROUPS": 1,
-        "HAS_SCALES": is_fp8, "IS_FP8": is_fp8, "IS_INTERPRETED": False,
+        "HAS_SCALES": is_fp8, "HAS_BIASES": has_biases, "IS_FP8": is_fp8, "IS_INTERPRETED": False,
     }  # fmt: skip
     how = tile.num_warps, tile.num_stages
     return compiled(_grouped_product, types, constants, made_for, *how)

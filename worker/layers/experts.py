@@ -87,9 +87,9 @@ def _on_cpu(experts: list[MLP]) -> PanelExperts | None:
 
 
 def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
-    """Stack the weights of experts on a GPU. None where they are elsewhere, or have biases."""
-    up = _stacked([expert.up for expert in experts])
-    down = _stacked([expert.down for expert in experts])
+    """Stack the weights of experts on a GPU. None where they are elsewhere."""
+    ups, downs = [expert.up for expert in experts], [expert.down for expert in experts]
+    up, down = _stacked(ups), _stacked(downs)
     if up is None or down is None:
         return None
     activation = experts[0].up.activation
@@ -97,14 +97,16 @@ def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
     # Imported here: not every platform without a GPU has triton.
     from penstock.kernels.linear.experts_triton import ExpertsOnGpu
 
-    return ExpertsOnGpu(up, down, activation, experts[0].down.factor)
+    return ExpertsOnGpu(up, down, activation, downs[0].factor, _biases(ups), _biases(downs))
 
 
 def _stacked(products: list[Linear]) -> Weight | None:
-    weights = [
-        product.weight
-        for product in products
-        if product.bias is None and product.weight is not None
-    ]
+    weights = [product.weight for product in products if product.weight is not None]
     is_there = len(weights) == len(products) and on_gpu(weights[0].numbers)
     return stack(weights) if is_there else None
+
+
+def _biases(products: list[Linear]) -> Tensor | None:
+    """Return the biases of all products in one tensor; all have one, or none has."""
+    biases = [product.bias for product in products if product.bias is not None]
+    return torch.stack(biases) if biases else None

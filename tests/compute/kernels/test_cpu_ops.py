@@ -496,21 +496,29 @@ def test_experts_are_chosen_as_torch_chooses(
 def test_experts_equal_one_after_the_other(
     ops: ctypes.CDLL, name: str, tokens: int, num: int, num_chosen: int
 ) -> None:
-    """Of seven experts some have no row; of three each has all."""
-    size, inner = 128, 192
+    """Of seven experts some have no row; of three each has all, and a bias after its last product.
+
+    Each expert's biases are its own.
+    """
+    size, inner, activation = 128, 192, "clamped_mul" if num == 3 else "silu_mul"
     packing = PACKINGS[name]
     up = [
         PanelWeight(
             ops,
             Weight.dense(randn(2 * inner, size, seed=each) / 8),
-            randn(2 * inner),
+            randn(2 * inner, seed=each),
             packing,
-            "silu_mul",
+            activation,
         )
         for each in range(num)
     ]
     down = [
-        PanelWeight(ops, Weight.dense(randn(size, inner, seed=each) / 8), None, packing)
+        PanelWeight(
+            ops,
+            Weight.dense(randn(size, inner, seed=each) / 8),
+            randn(size, seed=each) if num == 3 else None,
+            packing,
+        )
         for each in range(num)
     ]
     x, residual = randn(tokens, size), randn(tokens, size, seed=1)

@@ -1,9 +1,11 @@
 """Experts on a GPU against their reference, in the interpreter."""
 
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -69,25 +71,31 @@ def test_a_grouped_product(
     assert_close(found.float(), wanted.flatten(0, 1), **near)
 
 
-@pytest.mark.parametrize("activation", ["silu_mul", "gelu_mul", "gelu", "relu2"])
+@pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("tokens, factor", [(1, 1.0), (3, 0.25), (50, 1.0)])
 @pytest.mark.parametrize("dtype, tolerance", TYPES)
 def test_a_mixture(
     activation: Activation, tokens: int, dtype: torch.dtype, tolerance: float, factor: float
 ) -> None:
+    """Experts of one token have no biases."""
     hidden, width, num_experts, num_chosen = 48, 40, 6, 3
     up = randn(num_experts, num_parts(activation) * width, hidden, dtype=dtype) / hidden**0.5
     down = randn(num_experts, hidden, width, dtype=dtype) / width**0.5
+    biases = [
+        None if tokens == 1 else randn(*each.shape[:2], dtype=dtype) / 2 for each in (up, down)
+    ]
     x, residual = randn(tokens, hidden, dtype=dtype), randn(tokens, hidden, dtype=dtype)
     chosen = chosen_of(tokens, num_chosen, num_experts, 5)
     shares = randn(tokens, num_chosen).softmax(-1)
 
     def expert(number: int, rows: Tensor) -> Tensor:
-        return activate_ref(rows @ up[number].T, activation) @ down[number].T * factor
+        made = F.linear(rows, up[number], None if biases[0] is None else biases[0][number])
+        of_down = None if biases[1] is None else biases[1][number]
+        return F.linear(activate_ref(made, activation), down[number], of_down) * factor
 
     experts = [lambda rows, number=number: expert(number, rows) for number in range(num_experts)]
     wanted = residual + experts_ref(x, experts, chosen, shares)
-    mixture = ExpertsOnGpu(Weight.dense(up), Weight.dense(down), activation, factor)
+    mixture = ExpertsOnGpu(Weight.dense(up), Weight.dense(down), activation, factor, *biases)
     found = mixture.add(x, chosen, shares, residual.clone())
     assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 

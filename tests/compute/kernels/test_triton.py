@@ -1,6 +1,7 @@
 """The small Triton kernels against their references, in the interpreter."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_a_norm(shape, dtype, tolerance, centers, shifted):
 
 @pytest.mark.parametrize("tokens, hidden", [(4, 64), (3, 37), (2, 1500)])
 @pytest.mark.parametrize("dtype, tolerance", TYPES)
-@pytest.mark.parametrize("activation", ["silu_mul", "gelu_mul", "gelu", "relu2"])
+@pytest.mark.parametrize("activation", get_args(Activation))
 def test_an_activation(tokens, hidden, dtype, tolerance, activation: Activation):
     x = 3 * randn(tokens, hidden * (2 if activation.endswith("_mul") else 1), dtype=dtype)
     near = {"atol": tolerance, "rtol": tolerance}
