@@ -216,7 +216,7 @@ def _grouped_product(
     IS_INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
-    expert = tl.load(experts_ptr + block)
+    expert = tl.load(experts_ptr + block).to(tl.int64)
     if expert >= NUM_EXPERTS:
         return
     pairs = tl.load(pairs_ptr + block * ROWS + tl.arange(0, ROWS))
@@ -225,7 +225,6 @@ def _grouped_product(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < OUTER
     x_rows = x_ptr + (pairs // NUM_CHOSEN)[:, None] * INNER
-    expert = expert.to(tl.int64)
     scales_ptr += expert * OUTER * GROUPS
     sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     if BITS == 4:
@@ -241,18 +240,21 @@ def _grouped_product(
             sums, x_rows, is_row, weight_rows, is_column, INNER, DEPTH, IS_FP8, IS_INTERPRETED
         )
         if HAS_SCALES:
-            of_columns = tl.load(scales_ptr + columns, mask=is_column, other=0.0)
-            factors = of_columns.to(tl.float32)[None, :]
+            factors = _of_columns(scales_ptr + columns, is_column)
             if IS_FP8:
                 of_rows = tl.load(x_scales_ptr + pairs // NUM_CHOSEN, mask=is_row, other=0.0)
                 factors = of_rows[:, None] * factors
             sums *= factors
     if HAS_BIASES:
-        bias = tl.load(biases_ptr + expert * OUTER + columns, mask=is_column, other=0.0)
-        sums += bias.to(tl.float32)[None, :]
+        sums += _of_columns(biases_ptr + expert * OUTER + columns, is_column)
     out_ptrs = out_ptr + pairs[:, None] * OUTER + columns[None, :]
     is_out = is_row[:, None] & is_column[None, :]
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _of_columns(ptrs, is_column):
+    return tl.load(ptrs, mask=is_column, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit

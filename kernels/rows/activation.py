@@ -20,7 +20,8 @@ from penstock.kernels.numbers.device import on_gpu
 
 Activation = Literal["silu_mul", "gelu_mul", "clamped_mul", "gelu", "relu2"]
 
-LIMIT, SWISH = 7.0, 1.702  # of clamped_mul: a gate is at most the first, up either way
+# Constants of clamped_mul: the most that a gate is, and up either way; the swish is of 1.702 gates.
+LIMIT, SWISH = 7.0, 1.702
 _PER_SIGMOID = 1.5957691216  # gelu(x) = x * sigmoid(this * (x + 0.044715 * x ** 3))
 
 

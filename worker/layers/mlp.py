@@ -2,8 +2,11 @@
 
 from torch import Tensor
 
+from penstock.kernels.rows.activation import LIMIT, SWISH
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.products.product import Pass
+
+__all__ = ["LIMIT", "MLP", "SWISH"]
 
 
 class MLP:

@@ -68,6 +68,11 @@ MORE: dict[str, dict[str, object]] = {
         "first_k_dense_replace": 2,
         "attention_bias": True,
     },
+    "gpt_oss, plain": {
+        "attention_bias": False,
+        "layer_types": ["full_attention"] * 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
     "granite, factors": {
         "attention_multiplier": 0.3,
         "residual_multiplier": 0.22,
@@ -122,7 +127,7 @@ def test_log_probabilities_equal_transformers(name: str, folders: Callable[[str]
 
 
 # Layers with experts, or with latent attention, are run one by one.
-WITH_EXPERTS = {"glm4_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
+WITH_EXPERTS = {"glm4_moe", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
 LATENT = {"deepseek_v2", "deepseek_v3"}
 
 
@@ -163,7 +168,9 @@ def test_experts_in_compiled_code_are_near_transformers(name: str, tmp_path: Pat
         assert torch.equal(row, whole.logits[place])
 
 
-@pytest.mark.parametrize("name", ["cohere", "deepseek_v3", "gemma2", "qwen2_moe", "starcoder2"])
+@pytest.mark.parametrize(
+    "name", ["cohere", "deepseek_v3", "gemma2", "gpt_oss", "qwen2_moe", "starcoder2"]
+)
 def test_a_deterministic_token_has_its_bits_whatever_is_beside_it(
     name: str, folders: Callable[[str], Path]
 ) -> None:
@@ -304,7 +311,7 @@ def prompts_of(length: int) -> list[list[int]]:
     return torch.randint(3, families.VOCAB, (1, length), generator=generator).tolist()
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "gemma3_text", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma3_text", "gpt_oss", "qwen2_moe"])
 def test_a_field_of_another_kind_is_refused_or_planned(name: str, tmp_path: Path) -> None:
     """Whatever a configuration has in a field, what comes is a ModelError or a plan."""
     fields = families.tiny(name).to_dict() | {"model_type": name, "dtype": "bfloat16"}

@@ -62,7 +62,8 @@ def load(path: Path, dtype: Any = "float32", arithmetic: Arithmetic = AS_IT_IS) 
 def test_experts_may_be_of_any_width(family: str, field: str, tmp_path: Path) -> None:
     """Rows of torch's grouped product are multiples of 16 bytes; these have 132."""
     families.save(family, tmp_path, **{field: 33})
-    assert Played(tmp_path).distance(tmp_path) < families.TOLERANCE
+    played = Played(tmp_path, model_impl="transformers")
+    assert played.distance(tmp_path) < families.TOLERANCE
 
 
 @pytest.mark.parametrize("family", [*VARIED, *STATEFUL])
@@ -485,7 +486,7 @@ def test_bits_that_do_not_depend_on_company_are_not_promised(
 
 def test_a_plan_needs_no_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
     shutil.copy(folders("gpt_oss") / "config.json", tmp_path)
-    plan = plan_model(ModelSpec(tmp_path))
+    plan = plan_model(ModelSpec(tmp_path, "transformers"))
     loaded = load(folders("gpt_oss"), "auto")
     assert plan.facts == loaded.config and plan.dtype == loaded.dtype
     assert plan.shapes["lm_head.weight"] == (families.VOCAB, 64)

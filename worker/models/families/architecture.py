@@ -44,6 +44,7 @@ class AttentionConfig:
 
     rope       None where queries and keys are not turned
     window     the number of keys that a query sees; None means all
+    sinks      the tensor of a score more for each head, without a value
     qkv        one module for each of queries, keys and values, or one for all
     head_norm  queries and keys are normalised: each head, or all heads as one row
     """
@@ -53,6 +54,7 @@ class AttentionConfig:
     rope: Rope | None
     window: int | None = None
     softcap: float | None = None
+    sinks: str | None = None
     qkv: Sequence[str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     qkv_bias: bool = False
     head_norm: Literal["heads", "rows"] | None = None
@@ -88,7 +90,8 @@ class LatentConfig:
 class MLPConfig:
     """A feed-forward layer.
 
-    up  gate and up, or one module for both, or for the one that is there
+    up           gate and up, or one module for both, or for the one that is there
+    interleaved  the rows of gate and up take turns in the one module
     """
 
     intermediate_size: int
@@ -96,6 +99,7 @@ class MLPConfig:
     up: Sequence[str] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     bias: bool = False
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,8 @@ class ExpertsConfig:
     """A feed-forward layer whose experts are chosen for each token.
 
     router       the module whose product the choice goes by
-    router_bias  the tensor of what is added where experts are chosen
+    router_bias  that product has a bias
+    choice_bias  the tensor of what is added where experts are chosen, and not to their shares
     expert       one of them; its names have {} for the number
     shared       what every token goes through besides
     shared_gate  the module whose sigmoid is the share of that; None means 1
@@ -112,7 +117,8 @@ class ExpertsConfig:
     choice: ExpertChoice
     expert: MLPConfig
     router: str = "mlp.gate"
-    router_bias: str | None = None
+    router_bias: bool = False
+    choice_bias: str | None = None
     shared_mlp: MLPConfig | None = None
     shared_gate: str | None = None
 

@@ -1,9 +1,10 @@
-"""Families with a mixture of experts (MoE): Mixtral's, Qwen's, OLMo's and GLM's."""
+"""Families with a mixture of experts (MoE): Mixtral's, Qwen's, OLMo's, GLM's and gpt-oss."""
 
 from dataclasses import replace
 from typing import Any
 
 from penstock.worker.layers.experts import ExpertChoice
+from penstock.worker.layers.mlp import LIMIT, SWISH
 from penstock.worker.models.families.architecture import (
     DecoderConfig,
     ExpertsConfig,
@@ -90,6 +91,26 @@ def glm4_moe(fields: Fields) -> DecoderConfig:
     return decoder(fields, layers, unread_layers=fields.count("num_mtp_layers", least=0))
 
 
+def gpt_oss(fields: Fields) -> DecoderConfig:
+    """Return a decoder with sinks, and experts that have biases and a clamped activation."""
+    has_bias = bool(fields.attention_bias)
+    attend = attention(fields, sinks="self_attn.sinks", qkv_bias=has_bias, output_bias=has_bias)
+    for field, value in (("swiglu_limit", LIMIT), ("swiglu_alpha", SWISH)):
+        if getattr(fields, field) != value:
+            raise UnsupportedField(field, getattr(fields, field), str(value))
+    expert = mlp(
+        fields,
+        activation="clamped_mul",
+        up=["mlp.experts.{}.gate_up_proj"],
+        down="mlp.experts.{}.down_proj",
+        bias=True,
+        interleaved=True,
+    )
+    choice = checked(ExpertChoice(fields.num_local_experts, fields.num_experts_per_tok))
+    forward = ExpertsConfig(choice, expert, router="mlp.router", router_bias=True)
+    return decoder(fields, windowed(attend, forward, fields.windows()))
+
+
 def by_groups(fields: Fields) -> ExpertChoice:
     """Return DeepSeek-V3's choice: among the groups whose two best experts are best."""
     return checked(
@@ -123,7 +144,7 @@ def after_dense(
     sparse = ExpertsConfig(
         choice,
         mlp(fields, intermediate_size=inner, **_NAMES),
-        router_bias="mlp.gate.e_score_correction_bias" if has_bias else None,
+        choice_bias="mlp.gate.e_score_correction_bias" if has_bias else None,
         shared_mlp=shared_mlp,
     )
     plain, num_dense = mlp(fields), fields.count("first_k_dense_replace", least=0)

@@ -35,6 +35,7 @@ FAMILIES: dict[str, Callable[[Fields], DecoderConfig]] = {
         deepseek.deepseek_v2,
         deepseek.deepseek_v3,
         experts.glm4_moe,
+        experts.gpt_oss,
         experts.mixtral,
         experts.olmoe,
         experts.qwen2_moe,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.worker.layers.linear import Weight, joined, multiplies
 from penstock.worker.models.contract.spec import LoadFormat
+from penstock.worker.models.folder.common_tensors import common_name, part_of
 from penstock.worker.models.folder.errors import BrokenModel
 from penstock.worker.models.folder.files import SAFETENSORS, WEIGHT_FILES
 from penstock.worker.models.folder.float8 import FP8_TYPES, SCALE_NAMES, widened
@@ -97,7 +98,7 @@ class SafetensorsWeights(Weights):
         self.widened_modules: list[str] = []
 
     def has(self, name: str) -> bool:
-        return name in self._stored_name
+        return self._whole(name)[0] in self._stored_name
 
     def fill(self, target: Tensor, name: str) -> None:
         """Copy tensor `name` into target, which has its shape, and convert its type.
@@ -108,15 +109,13 @@ class SafetensorsWeights(Weights):
         if rows is not None:
             target.copy_(rows)
             return
-        stored_name = self._stored_name.get(name)
-        if stored_name is None:
+        if not self.has(name):
             files = ", ".join(sorted({file.name for file in self._file_of.values()}))
             raise BrokenModel(f"tensor {name} is missing from {files}")
-        file = self._file_of[stored_name]
         tensor = self.tensor(name)
         if tensor.shape != target.shape:
             raise BrokenModel(
-                f"{file}: tensor {stored_name} has shape {list(tensor.shape)}, "
+                f"{self.place(name)} has shape {list(tensor.shape)}, "
                 f"and the configuration asks for {list(target.shape)}"
             )
         if tensor.dtype in FP8_TYPES and self._packed_form:
@@ -153,33 +152,45 @@ class SafetensorsWeights(Weights):
         module = name.removesuffix(".weight")
         return four_bit_rows(module, (shape[0], shape[1]), self) if len(shape) == 2 else None
 
-    def place(self, name: str) -> str:
-        """Return a tensor's file and its name there, for a message."""
-        stored_name = self._stored_name[name]
-        return f"{self._file_of[stored_name]}: tensor {stored_name}"
-
     def _widened(self, numbers: Tensor, name: str, form: PackedForm) -> Tensor:
         module = name.removesuffix("weight")
         scale_name = next(
             (f"{module}{end}" for end in SCALE_NAMES if self.has(f"{module}{end}")), None
         )
         if scale_name is None:
-            stored_name = self._stored_name[name]
             ends = " or ".join(SCALE_NAMES)
-            file = self._file_of[stored_name]
-            raise BrokenModel(f"{file}: tensor {stored_name} is float8, and has no {ends}")
+            raise BrokenModel(f"{self.place(name)} is float8, and has no {ends}")
         return widened(numbers, self.tensor(scale_name), form, self._stored_name[scale_name])
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor that is there. Raises BrokenModel."""
-        stored_name = self._stored_name[name]
+        whole, number = self._whole(name)
+        stored_name = self._stored_name[whole]
         file = self._file_of[stored_name]
         try:
             tensor = self._opened(file).get_tensor(stored_name)
         except (SafetensorError, OSError) as error:
             raise BrokenModel(f"{file}: tensor {stored_name}: {error}") from error
-        self._read_names.add(name)
-        return tensor
+        parts = tensor.shape[0] if tensor.ndim else 0
+        if number is None or number == parts - 1:  # the last: all were read
+            self._read_names.add(whole)
+        if number is None:
+            return tensor
+        if number >= parts:
+            raise BrokenModel(f"{self.place(name)} is not there: it has {parts} parts")
+        return part_of(tensor, number, name)
+
+    def _whole(self, name: str) -> tuple[str, int | None]:
+        """Return the tensor that has what `name` says, and which part; None where it is all."""
+        common = None if name in self._stored_name else common_name(name)
+        return common if common and common[0] in self._stored_name else (name, None)
+
+    def place(self, name: str) -> str:
+        """Return a tensor's file and its name there, for a message."""
+        whole, number = self._whole(name)
+        stored_name = self._stored_name[whole]
+        of_part = "" if number is None else f" of expert {number}"
+        return f"{self._file_of[stored_name]}: tensor {stored_name}{of_part}"
 
     def release(self) -> None:
         """Unmap the files, so that pages already copied leave this process's memory."""

@@ -161,7 +161,10 @@ class Loader:
                 for letter, width in zip("qk", widths, strict=True)
             )
             norms = HeadNorms(query.weights, key.weights, whole)
-        scoring = Scoring(attention.scale, attention.window, attention.softcap)
+        sinks = None
+        if attention.sinks:
+            sinks = self._wide(f"{name}.{attention.sinks}", shape.num_heads)
+        scoring = Scoring(attention.scale, attention.window, attention.softcap, sinks)
         table = ropes.index(rope) if rope else None
         return Attention(self._qkv(name, attention), shape, scoring, norms, table)
 
@@ -221,6 +224,7 @@ class Loader:
             self.config.hidden_size,
             mlp.bias,
             activation=mlp.activation,
+            order=torch.arange(rows).view(-1, 2).t().flatten() if mlp.interleaved else None,
         )
         down = {f"{name}.{mlp.down}": self.config.hidden_size}
         return MLP(up, self._linear(down, width, mlp.bias, factor=factor))
@@ -228,14 +232,14 @@ class Loader:
     def _experts(self, name: str, mlp: ExpertsConfig, factor: float) -> Experts:
         num, expert = mlp.choice.num_experts, mlp.expert
         bias, shared_mlp, gate = None, None, None
-        if mlp.router_bias:
-            bias = torch.empty(num, device=self.device)  # float32, since small differences choose
-            self.weights.fill(bias, f"{name}.{mlp.router_bias}")
+        if mlp.choice_bias:
+            bias = self._wide(f"{name}.{mlp.choice_bias}", num)
         if mlp.shared_mlp:
             shared_mlp = self._mlp(name, mlp.shared_mlp, factor)
         if mlp.shared_gate:
             gate = self._router(f"{name}.{mlp.shared_gate}", 1)
-        router = Router(self._router(f"{name}.{mlp.router}", num), mlp.choice, bias)
+        product = self._router(f"{name}.{mlp.router}", num, mlp.router_bias)
+        router = Router(product, mlp.choice, bias)
         configs = (
             replace(
                 expert,
@@ -248,9 +252,10 @@ class Loader:
             router, [self._mlp(name, config, factor) for config in configs], shared_mlp, gate
         )
 
-    def _router(self, name: str, rows: int) -> Linear:
+    def _router(self, name: str, rows: int, has_bias: bool = False) -> Linear:
         weight = self._weight({name: rows}, self.config.hidden_size)
-        return linear(weight, None, self.arithmetic.of_router())
+        bias = self._bias({name: rows}) if has_bias else None
+        return linear(weight, bias, self.arithmetic.of_router())
 
     def _linear(
         self,
@@ -279,7 +284,7 @@ class Loader:
     def _weight(self, parts: Mapping[str, int], in_features: int) -> Weight:
         return self.weights.product(parts, in_features, self.dtype, self.device)
 
-    def _bias(self, parts: Mapping[str, int], bare_module: str) -> Tensor:
+    def _bias(self, parts: Mapping[str, int], bare_module: str = "") -> Tensor:
         bias = self._empty(sum(parts.values()))
         for name, rows in zip(parts, torch.split(bias, list(parts.values())), strict=True):
             if name == bare_module:
@@ -311,6 +316,12 @@ class Loader:
             weight = weight.view(-1, len(order))[:, list(order)].flatten()
         bias = self._tensor(f"{name}.bias", width).to(weight.dtype) if kind.has_bias else None
         return Norm(NormWeights(weight, eps or kind.eps, bias, kind.centers))
+
+    def _wide(self, name: str, size: int) -> Tensor:
+        """Load numbers that stay in float32, since small differences count."""
+        numbers = torch.empty(size, device=self.device)
+        self.weights.fill(numbers, name)
+        return numbers
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self._empty(*shape)
