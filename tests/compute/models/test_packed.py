@@ -247,7 +247,6 @@ def test_experts_in_blocks_are_served(tmp_path: Path) -> None:
         ({"quant_method": "awq", "w_bit": 3}, "w_bit is 3"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit"),
         ({"quant_method": "auto-round", "packing_format": "auto_round"}, "packing_format"),
-        ({"quant_method": "mxfp4"}, "quant_method is 'mxfp4'"),
         ({"bits": 4}, "quantization_config.quant_method"),
         ("fp8", "quantization_config is 'fp8'"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"),

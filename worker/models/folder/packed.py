@@ -15,7 +15,8 @@ _FLOAT8_METHODS = ("fp8", "fbgemm_fp8", "modelopt")
 _INTEGER_METHODS = ("gptq", "awq", "bitsandbytes", "compressed-tensors")
 _EXPECTED = (
     f"float8 weights (fp8, fbgemm_fp8, and compressed-tensors and modelopt of that kind), integers "
-    f"of {', '.join(map(str, BITS))} bits ({', '.join(_INTEGER_METHODS)}), or models without it"
+    f"of {', '.join(map(str, BITS))} bits ({', '.join(_INTEGER_METHODS)}), experts of mxfp4, or "
+    "models without it"
 )
 
 
@@ -28,12 +29,14 @@ class PackedForm:
     integers    most products have such, which are multiplied as they are, in bf16 alone; None:
                 they are widened
     zeros_lack  what was taken off each zero point when it was written
+    packed_part  what the names of modules with integers hold
     """
 
     method: str
     block: tuple[int, int] | None = None
     integers: Packing | None = None
     zeros_lack: int = 0
+    packed_part: str = ""
 
 
 def packed_form(fields: Mapping[str, JsonValue]) -> PackedForm | None:
@@ -58,6 +61,7 @@ def packed_form(fields: Mapping[str, JsonValue]) -> PackedForm | None:
         "auto-round": _auto_round,
         "awq": _awq,
         "bitsandbytes": _bitsandbytes,
+        "mxfp4": _mxfp4,
     }.get(method)
     if read is None:
         raise UnsupportedField(_METHOD, method or config, _EXPECTED)
@@ -94,6 +98,11 @@ def _bitsandbytes(config: Mapping[str, JsonValue]) -> PackedForm:
     if config.get("load_in_8bit") or config.get("_load_in_8bit"):
         return PackedForm("bitsandbytes", integers=Packing(8))
     raise UnsupportedField(f"{FIELD}.load_in_4bit", False, "it, or load_in_8bit")
+
+
+def _mxfp4(config: Mapping[str, JsonValue]) -> PackedForm:
+    """Read what gpt-oss is published in: numbers of 4 bits that are halves of integers."""
+    return PackedForm("mxfp4", integers=Packing(8, 32), packed_part=".experts.")
 
 
 def _compressed_tensors(config: Mapping[str, JsonValue]) -> PackedForm:

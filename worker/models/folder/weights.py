@@ -16,6 +16,7 @@ from penstock.worker.models.folder.files import SAFETENSORS, WEIGHT_FILES
 from penstock.worker.models.folder.float8 import FP8_TYPES, SCALE_NAMES, widened
 from penstock.worker.models.folder.four_bits import four_bit_rows
 from penstock.worker.models.folder.integers import packed_weight
+from penstock.worker.models.folder.mxfp4 import mxfp4_weight
 from penstock.worker.models.folder.packed import PackedForm
 from penstock.worker.models.folder.tensor_files import (
     TensorFile,
@@ -142,7 +143,10 @@ class SafetensorsWeights(Weights):
         module = name.removesuffix(".weight")
         if module == name or len(shape) != 2 or self._packed_form is None:
             return None
-        return packed_weight(module, (shape[0], shape[1]), self._packed_form, self)
+        sides = shape[0], shape[1]
+        if self._packed_form.method == "mxfp4":
+            return mxfp4_weight(module, sides, self)
+        return packed_weight(module, sides, self._packed_form, self)
 
     def _rows(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         """Return what packed numbers stand for, float32; None where a tensor is not of them."""

@@ -110,12 +110,11 @@ def plan_decoder(spec: ModelSpec) -> ModelPlan:
         known_dtype or _weights_of(spec.path, config, spec.load_format).dtype(),
     )
     Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
-    parts, whole = config.decoder, _whole(config)
     matrices = {name for name, shape in weights.shapes.items() if len(shape) > 1}
-    integers = _integers(config, torch_dtype)
-    ends = {f"{name}.weight" for name in (parts.embedding, parts.head)} if integers else set()
-    products = frozenset(matrices - whole - ends)
-    return ModelPlan(config, torch_dtype, weights.shapes, products, integers)
+    integers, products = _integers(config, torch_dtype), matrices - _whole(config)
+    if integers:
+        products = _packed_products(products, config)
+    return ModelPlan(config, torch_dtype, weights.shapes, frozenset(products), integers)
 
 
 def _whole(config: ModelConfig) -> set[str]:
@@ -135,6 +134,13 @@ def _integers(config: ModelConfig, dtype: torch.dtype) -> tuple[int, int | None]
     if dtype != torch.bfloat16 or not config.packed_form or not config.packed_form.integers:
         return None
     return config.packed_form.integers.bits, config.packed_form.integers.group
+
+
+def _packed_products(products: set[str], config: ModelConfig) -> set[str]:
+    """Return the names of those that a checkpoint of integers has packed."""
+    ends = {f"{name}.weight" for name in (config.decoder.embedding, config.decoder.head)}
+    part = config.packed_form.packed_part if config.packed_form else ""
+    return {name for name in products - ends if part in name}
 
 
 def fitting_dtype(
