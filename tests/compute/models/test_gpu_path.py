@@ -103,7 +103,7 @@ class Replays:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mistral_window", "qwen3", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["mistral_window", "qwen3", "mixtral", "gpt_oss", "deepseek_v3"])
 def test_a_gpus_way_gives_the_same_text(
     name: str, tmp_path: Path, interpret: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
