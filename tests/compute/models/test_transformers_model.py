@@ -1,6 +1,7 @@
 """transformers' modules over our paged attention, against transformers alone."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -37,6 +39,7 @@ from penstock.worker.models.transformers.look import FAR, CannotAttend, attendin
 from penstock.worker.models.transformers.states import SequenceStates, StatefulModule, StateShape
 from penstock.worker.models.transformers.swapped import SwappedMLP, SwappedNorm, swap_inner
 from penstock.worker.models.transformers.transformers_model import plan_transformers_model
+from penstock.worker.models.transformers.unmapped import unmap
 
 TOLERANCE = 1e-4
 # They differ in norms and where they stand, experts, windows (of some layers, or told by the mask
@@ -491,3 +494,28 @@ def test_a_plan_needs_no_weights(folders: Callable[[str], Path], tmp_path: Path)
     assert plan.facts == loaded.config and plan.dtype == loaded.dtype
     assert plan.shapes["lm_head.weight"] == (families.VOCAB, 64)
     assert "lm_head.weight" in plan.products
+
+
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+def test_weights_are_no_longer_mapped_beside_their_copy(impl: Any, tmp_path: Path) -> None:
+    """The embedding, which nothing swaps, would keep all of the file mapped."""
+    save("llama", tmp_path, dtype="bfloat16")
+    model = load_model(ModelSpec(tmp_path, impl))
+    assert model.dtype and str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_while_they_are_copied_no_more_than_one_is_there_twice(tmp_path: Path) -> None:
+    count, size = 16, 2**20  # tensors of 2 MiB
+    tensors = {f"{name}": torch.full((size,), float(name)).bfloat16() for name in range(count)}
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file)
+    with safe_open(file, "pt") as opened:
+        parameters = [nn.Parameter(opened.get_tensor(f"{name}")) for name in range(count)]
+    view = parameters[0].data
+    unmap(nn.ParameterList(parameters), [file])
+    [mapping] = re.findall(
+        rf"{file}\n(?:.*\n)*?Rss: +(\d+) kB", Path("/proc/self/smaps").read_text()
+    )
+    assert int(mapping) < 1024
+    assert all(parameter.data.eq(name).all() for name, parameter in enumerate(parameters))
+    assert view.eq(0).all() and view.data_ptr() != parameters[0].data_ptr()

@@ -37,7 +37,7 @@ from penstock.worker.models.folder.errors import (
     UnsupportedField,
     reason,
 )
-from penstock.worker.models.folder.files import read_object
+from penstock.worker.models.folder.files import read_object, weight_files
 from penstock.worker.models.folder.weights import DummyWeights, SafetensorsWeights
 from penstock.worker.models.native.config import (
     FOREIGN_FIELDS,
@@ -52,6 +52,7 @@ from penstock.worker.models.native.loading import computed_dtype
 from penstock.worker.models.transformers.look import NAME, attending
 from penstock.worker.models.transformers.seen import LAYERS, Findings, look_at
 from penstock.worker.models.transformers.swapped import products_of, swap_modules
+from penstock.worker.models.transformers.unmapped import unmap
 
 _LOADER: Any = AutoModelForCausalLM
 _GROUPED_BYTES = 16  # rows of torch's grouped product are multiples of this
@@ -284,6 +285,8 @@ def load_module(
     except Exception as error:  # many types; the module's code is theirs, or the folder's
         why = f"{spec.path}: transformers cannot load it: {reason(error)}"
         raise BrokenModel(why) from error
+    if spec.device.type == "cpu":
+        unmap(module, weight_files(spec.path))
     if any(_lies_oddly(parameter) for parameter in module.parameters()):
         module.set_experts_implementation("eager")
     return module.requires_grad_(False).train(False).to(spec.device)
