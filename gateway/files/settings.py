@@ -7,9 +7,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.gateway.files.disk_texts import DiskTexts
 from penstock.gateway.files.storage import FileStorage, FolderStorage, ObjectStorage
+from penstock.schemas.network.object_store import OBJECT_URL
 from penstock.schemas.process.start import Settings
-
-SCHEMES = ("s3", "gs", "az")
 
 
 class StorageSettings(Settings):
@@ -20,7 +19,7 @@ class StorageSettings(Settings):
     )
     files_url: str | None = Field(
         None,
-        pattern=rf"^({'|'.join(SCHEMES)})://[^/?#@]+(/[^?#]*)?$",
+        pattern=OBJECT_URL,
         description="where finished files are instead, as s3://bucket/prefix",
     )
 

@@ -4,7 +4,6 @@ What is being made, and copies of what is being read, are in the folder of the p
 """
 
 import asyncio
-import atexit
 import errno
 import logging
 import os
@@ -13,29 +12,15 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from penstock.schemas.errors import NotServed, Unavailable
-
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig, ObjectStore
+from penstock.schemas.network.object_store import NOT_THERE, open_store
 
 NAME = re.compile(r"[a-z0-9._-]*[a-z2-7]{26}(\.part_[a-z2-7]{26})?")
-RETRY_S = 15  # how long a store that does not answer is asked again, or waited for
-CONNECT_S = 5
-MOST_S = 3600  # how long a request may take while its bytes come
-# A thread of obstore lets go of objects of Python after it answered. Where Python ends then, that
-# aborts the process, whose exit status is then none of ours.
-LAST_TOUCH_S = 0.05
-PARTS_AT_ONCE = 4  # parts of 5 MiB; each is sent within RETRY_S
-# What the environment says of how a store is reached; options of our own stand in place of it all.
-OF_CLIENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate")
-YES = ("1", "true", "on", "yes")
+PARTS_AT_ONCE = 4  # parts of 5 MiB; each is sent within the time that a store is asked again
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NOT_THERE = "status code: 404"
-PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 log = logging.getLogger(__name__)
 
 
@@ -114,21 +99,12 @@ class FolderStorage:
 class ObjectStorage:
     """A store of objects at a URL: S3 and what speaks as it, Google's and Microsoft's.
 
-    Its credentials and its endpoint come from the environment, under the store's usual names.
     Raises ValueError for a URL that means nothing, ImportError without the package obstore.
     """
 
     def __init__(self, url: str) -> None:
-        from obstore.store import from_url
-
-        atexit.register(time.sleep, LAST_TOUCH_S)
-        retries = timedelta(seconds=RETRY_S)
         self._no_bucket = f"files_url: {url}: there is no such bucket; make it, or name another"
-        self._store: ObjectStore = from_url(
-            url,
-            retry_config={"max_retries": 4, "retry_timeout": retries},
-            client_options=_client_options(url),
-        )
+        self._store = open_store(url)
 
     async def check(self) -> None:
         import obstore
@@ -185,25 +161,6 @@ class ObjectStorage:
             async for page in obstore.list(self._store):
                 for entry in page:
                     yield entry["path"], time.time() - entry["last_modified"].timestamp()
-
-
-def _client_options(url: str) -> "ClientConfig":
-    head = PREFIXES[url.partition(":")[0]]
-    variables = {name: os.environ.get(f"{head}{name.upper()}") for name in OF_CLIENT}
-    options: ClientConfig = {
-        "read_timeout": timedelta(seconds=RETRY_S),
-        "connect_timeout": timedelta(seconds=CONNECT_S),
-        "timeout": timedelta(seconds=MOST_S),
-    }
-    if proxy := variables["proxy_url"]:
-        options["proxy_url"] = proxy
-    if certificate := variables["proxy_ca_certificate"]:
-        options["proxy_ca_certificate"] = certificate
-    options["allow_http"] = (variables["allow_http"] or "").lower() in YES
-    options["allow_invalid_certificates"] = (
-        variables["allow_invalid_certificates"] or ""
-    ).lower() in YES
-    return options
 
 
 @contextmanager

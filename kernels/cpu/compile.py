@@ -33,7 +33,7 @@ def build(flags: Sequence[str], cache: Path | None = None, source: Path = _OPS) 
     Otherwise compile it into the cache. Raises Unusable when that fails.
     """
     compiler = find_compiler()
-    folder = _own_folder(cache or _cache())
+    folder = _own_folder(cache or cache_folder())
     try:
         library = folder / f"{source.stem}-{_digest(compiler, flags, source)}.so"
         with library.with_suffix(".lock").open("w") as lock:
@@ -53,7 +53,8 @@ def find_compiler() -> str:
     raise Unusable(f"no C compiler; install one ({', '.join(_COMPILERS)}) or name it in CC")
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Return the folder where this user's processes keep what they make once."""
     if home := os.environ.get("XDG_CACHE_HOME"):
         return Path(home) / "penstock"
     if home := os.environ.get("HOME"):

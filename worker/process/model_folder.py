@@ -4,8 +4,9 @@ from pathlib import Path
 
 from penstock.schemas.errors import InvalidJob
 from penstock.worker.bundled.paths import BUNDLED_MODEL
-from penstock.worker.models.folder.files import OLD_WEIGHTS, SAFETENSORS, weights_file
+from penstock.worker.models.folder.files import OLD_WEIGHTS, SAFETENSORS, TEXTS, weights_file
 from penstock.worker.models.folder.forms import other_form
+from penstock.worker.process.object_folder import is_object_url, object_folder
 
 
 def model_folder(
@@ -15,26 +16,35 @@ def model_folder(
     revision: str | None = None,
     param: str = "model",
 ) -> Path:
-    """Return the folder of that name, or of the bundled model, or fetched from the hub.
+    """Return the folder of that name, or the bundled model's, or one fetched from hub or store.
 
-    What was fetched before is found in the hub's local cache. Raises InvalidJob, which names the
+    What was fetched before is found in a local cache. Raises InvalidJob, which names the
     setting `param`.
     """
-    try:
-        folder = Path(name).expanduser()
-        is_here = folder.is_dir()
-    except (OSError, RuntimeError, ValueError) as error:  # not to be looked at, or nobody's home
-        raise InvalidJob(f"{param}: {name!r} cannot be read: {error}", param) from error
-    if not is_here and name != BUNDLED_MODEL.name:
+    folder, in_store = _path(name, param), is_object_url(name)
+    is_here = folder.is_dir()
+    if (in_store or is_here) and revision is not None:
+        raise InvalidJob(f"revision: {name!r} is a folder, which has none", "revision")
+    if not is_here and name == BUNDLED_MODEL.name:
+        return BUNDLED_MODEL
+    if in_store:
+        folder = object_folder(name, with_weights, with_code, param)
+    elif not is_here:
         _refuse_no_name(name, folder, param)
         folder = _fetched(name, with_weights, with_code, revision, param)
-    elif revision is not None:
-        raise InvalidJob(f"revision: {name!r} is a folder, which has none", "revision")
-    elif not is_here:
-        return BUNDLED_MODEL
     if param == "model" and (sentence := other_form(folder, with_weights)):
         raise InvalidJob(f"model: {sentence}", param)
     return folder
+
+
+def _path(name: str, param: str) -> Path:
+    """Return a name as a path. Raises InvalidJob for one that cannot be looked at."""
+    try:
+        path = Path(name).expanduser()
+        path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # not to be looked at, or nobody's home
+        raise InvalidJob(f"{param}: {name!r} cannot be read: {error}", param) from error
+    return path
 
 
 def _refuse_no_name(name: str, folder: Path, param: str) -> None:
@@ -55,8 +65,7 @@ def _fetched(
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.jinja", "*.model"]
-    patterns += ["*.safetensors"] * with_weights + ["*.py"] * with_code
+    patterns = [*TEXTS, *["*.safetensors"] * with_weights, *["*.py"] * with_code]
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
         if with_weights and weights_file(folder, SAFETENSORS) is None:

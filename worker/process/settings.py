@@ -34,7 +34,8 @@ class ServedSettings(TracingSettings):
     """The settings of what is served, by which kind of engine, and of its queue."""
 
     model: str = Field(
-        description="a checkpoint's folder, a name on the Hugging Face hub, or penstock-5m"
+        description="a checkpoint's folder, or as s3://bucket/prefix (gs://, az://); a name on the "
+        "Hugging Face hub; or penstock-5m"
     )
     tokenizer: str | None = Field(
         None, description="a folder or a name on the hub in place of the model's own"

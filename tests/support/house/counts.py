@@ -70,7 +70,7 @@ LIMITS = {
     "uses of Any where types are ours": Limit(0, 0),
     "uses of cast": Limit(2, 0),
     "uses of TYPE_CHECKING": Limit(10, 0),
-    "lines of a function, median": Limit(6, 8),
+    "lines of a function, median": Limit(7, 8),
     "lines of a function, 90th percentile": Limit(20, 20),
     "lines of the longest function": Limit(114, 60),
     "functions over 60 lines": Limit(12, 0),

@@ -77,7 +77,8 @@ MAY_IMPORT = {
         "worker", "schemas", "msgspec", "pydantic", "pydantic_settings", "uvloop", "rich",
     },
     "worker.process.model_folder": {
-        "worker.bundled.paths", "worker.models.folder", "schemas", "huggingface_hub",
+        "worker.bundled.paths", "worker.models.folder", "worker.process.object_folder", "schemas",
+        "huggingface_hub",
     },
     "worker.process.settings": {
         "worker", "schemas", "pydantic", "pydantic_settings",
@@ -100,6 +101,10 @@ MAY_IMPORT = {
     "gateway.housekeeping.arq_loop": {"arq", "redis", "schemas"},
     "gateway.http.upload": {"gateway", "schemas", "fastapi", "starlette", "python_multipart"},
     "gateway.files.storage": {"schemas", "obstore"},
+    "schemas.network.object_store": {"obstore"},
+    "worker.process.object_folder": {
+        "worker.models.folder", "schemas", "obstore", "kernels.cpu.compile",
+    },
     "gateway.webhooks.outbound": {"schemas", "httpcore", "httpx", "pydantic", "pydantic_settings"},
     "compose": ANYTHING,
     "loadtest": LOADTEST,

@@ -11,6 +11,7 @@ from penstock.worker.models.folder.errors import BrokenModel
 # The first that is there is read: all weights, or the index that says in which file each tensor is.
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 WEIGHT_FILES = (*SAFETENSORS, "pytorch_model.bin", "pytorch_model.bin.index.json")
+TEXTS = ("*.json", "*.jinja", "*.model")
 OLD_WEIGHTS = "pytorch_model*.bin"  # files of torch's pickles, without their index
 
 

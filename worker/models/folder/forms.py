@@ -8,13 +8,12 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from penstock.worker.models.folder.errors import BrokenModel
-from penstock.worker.models.folder.files import OLD_WEIGHTS, read_object, weight_files
+from penstock.worker.models.folder.files import OLD_WEIGHTS, TEXTS, read_object, weight_files
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 # Ends of names beside those of files that are read, and what the hub's client leaves.
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".download")
 _OF_HUB = ".cache/huggingface/download/*.incomplete"
-_TEXTS = ("*.json", "*.jinja", "*.model")
 _ORIGINAL = "fetch the original, whose weights are *.safetensors beside a config.json"
 # Words in `architectures` and `model_type` of what only proposes tokens to a larger model, and
 # fields that nothing else has.
@@ -55,7 +54,7 @@ def other_form(folder: Path, has_weights: bool = True) -> str | None:
 
 
 def _pointer(folder: Path, has_weights: bool) -> str | None:
-    for file in (*_files(folder, *_TEXTS), *(weight_files(folder) if has_weights else ())):
+    for file in (*_files(folder, *TEXTS), *(weight_files(folder) if has_weights else ())):
         try:
             with file.open("rb") as opened:
                 is_pointer = opened.read(len(_POINTER)) == _POINTER
@@ -67,7 +66,7 @@ def _pointer(folder: Path, has_weights: bool) -> str | None:
 
 
 def _unfinished(folder: Path, has_weights: bool) -> str | None:
-    names = (*_TEXTS, "*.safetensors", OLD_WEIGHTS) if has_weights else _TEXTS
+    names = (*TEXTS, "*.safetensors", OLD_WEIGHTS) if has_weights else TEXTS
     patterns = [f"{name}{end}" for name in names for end in _UNFINISHED]
     weights = weight_files(folder)
     if has_weights and not (weights and all(file.is_file() for file in weights)):

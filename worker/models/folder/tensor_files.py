@@ -49,10 +49,10 @@ class TorchFile(TensorFile):
         return self._tensors[name].detach()
 
 
-Opened = tuple[dict[str, Path], dict[Path, TensorFile]]
+OpenFiles = tuple[dict[str, Path], dict[Path, TensorFile]]
 
 
-def open_files(folder: Path, names: Sequence[str]) -> Opened:
+def open_files(folder: Path, names: Sequence[str]) -> OpenFiles:
     """Return the file of each tensor, and each file opened, which its name says what it is.
 
     Where there is one file for all, no index is read. Raises BrokenModel.
@@ -83,18 +83,18 @@ def is_mapped(tensors: TensorFile) -> bool:
     return not isinstance(tensors, TorchFile) or tensors.is_mapped
 
 
-def _open_shards(index: Path) -> Opened:
+def _open_shards(index: Path) -> OpenFiles:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         file_of = {name: index.parent / Path(shard).name for name, shard in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenModel(f"{index}: not an index of shards: {error!r}") from error
-    opened = {file: open_file(file) for file in sorted(set(file_of.values()))}
-    names = {file: set(tensors.keys()) for file, tensors in opened.items()}
+    shards = {file: open_file(file) for file in sorted(set(file_of.values()))}
+    names = {file: set(tensors.keys()) for file, tensors in shards.items()}
     for name, file in file_of.items():
         if name not in names[file]:
             raise BrokenModel(f"{file}: tensor {name} is missing; {index.name} places it there")
-    return file_of, opened
+    return file_of, shards
 
 
 def _is_zip(file: Path) -> bool:

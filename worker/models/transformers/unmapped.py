@@ -20,10 +20,10 @@ def unmap(module: nn.Module, files: Sequence[Path]) -> None:
     """Copy what lies in mapped files, tensor by tensor; where no /proc is, all stays as it is."""
     ranges = _ranges({str(file.resolve()) for file in files})
     for tensor in chain(module.parameters(), module.buffers()):
-        mapped = tensor.data
-        if any(mapped.data_ptr() in addresses for addresses in ranges):
-            tensor.data = mapped.clone()
-            _forget(mapped)
+        view = tensor.data
+        if any(view.data_ptr() in addresses for addresses in ranges):
+            tensor.data = view.clone()
+            _forget(view)
 
 
 def _ranges(paths: set[str]) -> list[range]:
@@ -38,11 +38,11 @@ def _ranges(paths: set[str]) -> list[range]:
     return ranges
 
 
-def _forget(mapped: Tensor) -> None:
+def _forget(view: Tensor) -> None:
     """Let go of the pages between a tensor's ends; who reads them again has them from the file."""
-    begin = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (mapped.data_ptr() + mapped.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if mapped.is_contiguous() and begin < end:
+    begin = -(-view.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (view.data_ptr() + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if view.is_contiguous() and begin < end:
         with suppress(OSError, AttributeError):  # another C library
             madvise = ctypes.CDLL(None).madvise
             madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
