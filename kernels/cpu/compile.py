@@ -1,18 +1,16 @@
 """Compiles the C sources to a library for this processor, kept in the user's cache."""
 
-import atexit
 import fcntl
-import functools
 import hashlib
 import logging
 import os
 import platform
 import shutil
-import stat
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from penstock.kernels.cpu.cache_folder import own_folder, user_cache
 
 _SOURCES = Path(__file__).parent
 _OPS = _SOURCES / "ops.c"
@@ -33,7 +31,7 @@ def build(flags: Sequence[str], cache: Path | None = None, source: Path = _OPS) 
     Otherwise compile it into the cache. Raises Unusable when that fails.
     """
     compiler = find_compiler()
-    folder = _own_folder(cache or cache_folder())
+    folder = own_folder(cache or user_cache())
     try:
         library = folder / f"{source.stem}-{_digest(compiler, flags, source)}.so"
         with library.with_suffix(".lock").open("w") as lock:
@@ -51,39 +49,6 @@ def find_compiler() -> str:
         if name and (path := shutil.which(name)):
             return path
     raise Unusable(f"no C compiler; install one ({', '.join(_COMPILERS)}) or name it in CC")
-
-
-def cache_folder() -> Path:
-    """Return the folder where this user's processes keep what they make once."""
-    if home := os.environ.get("XDG_CACHE_HOME"):
-        return Path(home) / "penstock"
-    if home := os.environ.get("HOME"):
-        return Path(home) / ".cache" / "penstock"
-    return Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"
-
-
-def _own_folder(folder: Path) -> Path:
-    """Return the folder if only this user writes there, since code is loaded from it.
-
-    Otherwise return a folder of this process.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError("others may write there")
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        _log.warning("CPU operations are compiled at each start: %s is no cache: %s", folder, error)
-        return _folder_of_this_process()
-
-
-@functools.cache
-def _folder_of_this_process() -> Path:
-    folder = tempfile.mkdtemp(prefix="penstock-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def digest_of(flags: Sequence[str], *extra: bytes) -> str:

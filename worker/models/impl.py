@@ -3,12 +3,15 @@
 import logging
 from typing import Literal
 
+from pydantic import JsonValue
+
 from penstock.worker.models.contract.served import Model, ModelPlan
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.families.compared import COMPARED_FAMILIES, DIFFERING_FAMILIES
 from penstock.worker.models.families.seeing import SEEING
 from penstock.worker.models.folder.errors import UnsupportedFamily, UnsupportedModel
 from penstock.worker.models.folder.files import read_object
+from penstock.worker.models.folder.gguf.files import gguf_files, refuse_gguf
 from penstock.worker.models.folder.hugging_face import CONFIG_MAPPING
 from penstock.worker.models.native.config import read_config
 from penstock.worker.models.native.loading import load_decoder, plan_decoder
@@ -50,6 +53,10 @@ def chosen_impl(spec: ModelSpec) -> Literal["native", "transformers"]:
     """Return who is to compute the model. Raises a ModelError where nobody is."""
     if spec.model_impl == "native":
         return "native"
+    if spec.model_impl == "transformers":
+        refuse_gguf(spec.path, "leave model_impl out")
+    elif gguf_files(spec.path):
+        return "native"
     family = read_object(spec.path / "config.json").get("model_type")
     if family in DIFFERING_FAMILIES:
         raise UnsupportedFamily(family, "whose numbers come out otherwise than in transformers")
@@ -57,6 +64,11 @@ def chosen_impl(spec: ModelSpec) -> Literal["native", "transformers"]:
         if family not in COMPARED_FAMILIES:
             _log.warning("nobody compared the numbers of %s with transformers' own", family)
         return "transformers"
+    return _impl_by_config(spec, family)
+
+
+def _impl_by_config(spec: ModelSpec, family: JsonValue) -> Literal["native", "transformers"]:
+    """Return "native" where our own decoder computes the configuration, as `chosen_impl`."""
     try:
         read_config(spec.path, spec.overrides)
     except UnsupportedModel as refusal:

@@ -25,6 +25,7 @@ from penstock.worker.models.folder.errors import (
     UnsupportedModel,
 )
 from penstock.worker.models.folder.files import read_object
+from penstock.worker.models.folder.gguf.files import refuse_gguf
 from penstock.worker.models.folder.sentence_folder import (
     AS_IT_SAYS,
     DenseFolder,
@@ -198,6 +199,7 @@ def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> Po
     """Load a folder's model. Raises a ModelError that says what is wrong."""
     if spec.arithmetic.deterministic:
         raise NotDeterministic("vectors have other bits where others are computed beside them")
+    refuse_gguf(spec.path, "name the folder that it was converted from")
     hf, loader, folder = _read(spec, config)
     is_classifier = loader is AutoModelForSequenceClassification
     is_dummy = spec.load_format == "dummy"

@@ -99,6 +99,8 @@ def _places(file: int, path: Path) -> Iterator[tuple[int, int]]:
         yield number * (size - _PLACE_BYTES) // (_NUM_PLACES - 1), _PLACE_BYTES
     if path.suffix == ".safetensors":
         yield from _tensors(file)
+    elif path.suffix == ".gguf":
+        yield from _places_of_gguf(path)
     else:
         yield from _records(path)
 
@@ -117,6 +119,17 @@ def _tensors(file: int) -> Iterator[tuple[int, int]]:
     for start, end in ends:
         count = min(_TENSOR_BYTES, end - start)
         yield 8 + length + (start + end - count) // 2, count
+
+
+def _places_of_gguf(path: Path) -> Iterator[tuple[int, int]]:
+    # Loaded here: it brings numpy, which no other file needs.
+    from penstock.worker.models.folder.gguf.header import read_part
+
+    places = [(place.start, place.num_bytes) for place in read_part(path).tensors.values()]
+    yield 0, min((start for start, _ in places), default=0)
+    for start, num_bytes in places:
+        count = min(_TENSOR_BYTES, num_bytes)
+        yield start + (num_bytes - count) // 2, count
 
 
 def _records(path: Path) -> Iterator[tuple[int, int]]:

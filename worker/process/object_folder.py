@@ -257,10 +257,10 @@ def _link(folder: Path, files: Sequence[StoredFile], home: Path) -> None:
 
 
 def _home(url: str) -> Path:
-    from penstock.kernels.cpu.compile import cache_folder  # not at a process's start
+    from penstock.kernels.cpu.cache_folder import user_cache  # not at a process's start
 
     words = re.sub(r"[^\w.-]+", "-", url.partition("://")[2])[-80:]
-    return cache_folder() / "models" / f"{words}-{_digest(url)}"
+    return user_cache() / "models" / f"{words}-{_digest(url)}"
 
 
 @contextmanager

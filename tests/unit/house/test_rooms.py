@@ -51,6 +51,8 @@ MAY_IMPORT = {
     "worker.models": {
         "worker.models", "worker.layers", "torch", "transformers", "safetensors", "pydantic",
     },
+    "worker.models.folder.gguf": {"worker.models.folder", "torch", "pydantic", "gguf"},
+    "worker.models.folder.gguf.tokenizer": {"worker.models.folder", "tokenizers", "pydantic"},
     "worker.engine": ENGINE,
     "worker.engine.io.config": ENGINE | {"pydantic"},
     "worker.engine.io.setting_facts": {"pydantic"},
@@ -78,7 +80,7 @@ MAY_IMPORT = {
     },
     "worker.process.model_folder": {
         "worker.bundled.paths", "worker.models.folder", "worker.process.object_folder", "schemas",
-        "huggingface_hub",
+        "huggingface_hub", "kernels.cpu.cache_folder",
     },
     "worker.process.settings": {
         "worker", "schemas", "pydantic", "pydantic_settings",
@@ -103,7 +105,7 @@ MAY_IMPORT = {
     "gateway.files.storage": {"schemas", "obstore"},
     "schemas.network.object_store": {"obstore"},
     "worker.process.object_folder": {
-        "worker.models.folder", "schemas", "obstore", "kernels.cpu.compile",
+        "worker.models.folder", "schemas", "obstore", "kernels.cpu.cache_folder",
     },
     "gateway.webhooks.outbound": {"schemas", "httpcore", "httpx", "pydantic", "pydantic_settings"},
     "compose": ANYTHING,

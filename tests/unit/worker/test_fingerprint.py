@@ -5,10 +5,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from safetensors.torch import save_file
 
+from gguf_files import write_gguf
+from penstock.worker.models.folder.gguf.header import read_part
 from penstock.worker.process.fingerprint import fingerprint
 from penstock.worker.process.settings import WorkerSettings
 
@@ -45,6 +49,24 @@ def flip(path: Path, place: int) -> None:
         [byte] = file.read(1)
         file.seek(place)
         file.write(bytes([byte ^ 1]))
+
+
+def test_a_tensor_in_gguf_is_noticed_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def add(writer: GGUFWriter) -> None:
+        for layer in range(4):
+            writer.add_tensor(f"{layer}.weight", np.zeros(MIB, np.float32))
+            writer.add_tensor(f"{layer}.z", np.zeros(300, np.float32))
+
+    file = write_gguf(tmp_path / "m.gguf", add)
+    first = of(file)
+    assert of(file) == first
+    place = read_part(file).tensors["0.z"]
+    flip(file, place.start + place.num_bytes // 2)
+    assert of(file) != first
 
 
 def test_equal_files_are_one_model_wherever_they_lie(folder, tmp_path):

@@ -41,11 +41,7 @@ OTHERS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"config.json": CONFIG, "adapter_config.json": {}, "adapter_model.bin": ""},
         ("adapter of",),
     ),
-    "a GGUF file": ({"q4_k_m.gguf": "GGUF"}, ("GGUF", "--engine openai", "*.safetensors")),
-    "a GGUF file with a configuration": (
-        {"config.json": CONFIG, "q4_k_m.gguf": "GGUF", "training_args.bin": ""},
-        ("GGUF",),
-    ),
+    "a pointer of a GGUF file": ({"q4_k_m.gguf": POINTER}, ("q4_k_m.gguf", "git lfs pull")),
     "Mistral's form": (
         {"params.json": {"dim": 1}, "consolidated.safetensors": "", "tekken.json": {}},
         ("params.json", "config.json"),
@@ -183,9 +179,6 @@ def test_the_bundled_model_is_one() -> None:
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(InvalidJob, match=r"a GGUF file.*--engine openai"):
-        model_folder(str(tmp_path / "model.gguf"))
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(InvalidJob, match="a file, not a folder"):
         model_folder(str(tmp_path / "model.safetensors"))

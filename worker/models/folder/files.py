@@ -26,8 +26,10 @@ def weight_files(folder: Path) -> list[Path]:
     None where there are no weights, or an index that is damaged, which its reader tells.
     """
     file = weights_file(folder)
-    if file is None or file.suffix != ".json":
-        return [] if file is None else [file]
+    if file is None:
+        return sorted(folder.glob("*.gguf"))
+    if file.suffix != ".json":
+        return [file]
     try:
         names = json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()
         return sorted({folder / Path(str(name)).name for name in names})

@@ -21,7 +21,6 @@ _PROPOSERS = re.compile(r"eagle(?!.*(vl|chat))|medusa|speculator")
 _OF_PROPOSERS = ("speculators_config", "draft_vocab_size", "medusa_num_heads")
 # Weights of other programs, where there are none that are read here.
 _OTHER_WEIGHTS = {
-    "*.gguf": "llama.cpp's form (GGUF); llama-server serves it behind --engine openai, or",
     "*.onnx": "ONNX, for another runtime;",
     "onnx/*.onnx": "ONNX, for another runtime;",
     "openvino_model.xml": "OpenVINO, for another runtime;",

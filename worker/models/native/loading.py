@@ -19,6 +19,8 @@ from penstock.worker.models.families.architecture import (
     MLPConfig,
 )
 from penstock.worker.models.folder.errors import CannotQuantise, UnsupportedField
+from penstock.worker.models.folder.gguf.files import gguf_files
+from penstock.worker.models.folder.gguf.weights import GgufWeights
 from penstock.worker.models.folder.packed import PackedForm
 from penstock.worker.models.folder.weights import (
     DummyWeights,
@@ -82,7 +84,11 @@ def _packed_message(
     return message
 
 
-def _weights_of(path: Path, config: ModelConfig, load_format: LoadFormat) -> SafetensorsWeights:
+def _weights_of(
+    path: Path, config: ModelConfig, load_format: LoadFormat
+) -> GgufWeights | SafetensorsWeights:
+    if files := gguf_files(path):
+        return GgufWeights(files)
     return SafetensorsWeights(path, config.sees, config.packed_form, load_format)
 
 
