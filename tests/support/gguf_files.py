@@ -3,9 +3,10 @@
 The package gguf writes the file, names the tensors and rounds them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -106,8 +107,12 @@ def save_gguf(
     kind: Kind = Kind.F32,
     tokenizer: Tokenizer | None = None,
     template: str | None = None,
+    packed: Mapping[str, tuple[NDArray[np.uint8], Kind]] = MappingProxyType({}),
 ) -> Path:
-    """Write the folder's model as a file, with weights of this kind."""
+    """Write the folder's model as a file, with weights of this kind.
+
+    packed  the blocks of some tensors
+    """
     source = Source(folder, AutoConfig.from_pretrained(folder))
     writer = gguf.GGUFWriter(file, source.architecture)
     writer.add_name(folder.name)
@@ -116,7 +121,9 @@ def save_gguf(
     if template:
         writer.add_chat_template(template)
     for name, numbers in _tensors(source):
-        if numbers.ndim == 1 or name.endswith("ffn_gate_inp.weight"):
+        if name in packed:
+            writer.add_tensor(name, packed[name][0], raw_dtype=packed[name][1])
+        elif numbers.ndim == 1 or name.endswith("ffn_gate_inp.weight"):
             writer.add_tensor(name, numbers)
         else:
             writer.add_tensor(name, quantize(numbers, kind), raw_dtype=kind)

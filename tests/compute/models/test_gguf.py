@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
+from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
 import families
@@ -17,9 +19,11 @@ from families import Played, logprobs_of, prompts
 from gguf_files import ARCHITECTURES, Kind, rounded, save_gguf
 from passes import Passes
 from penstock.schemas.params.sampling import SamplingParams
+from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.llm import LLM
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.folder.errors import ModelError
+from penstock.worker.models.folder.gguf.packing import one_below_the_other, packed_weight
 from penstock.worker.models.impl import load_model, plan_model
 from penstock.worker.models.native.loading import load_decoder
 from penstock.worker.models.pooling_model import load_pooling_model
@@ -190,3 +194,86 @@ def test_the_type_to_compute_in_is_the_files(tmp_path: Path) -> None:
         assert plan_model(ModelSpec(folder)).dtype == dtype
         fields = json.loads((folder / "config.json").read_text())
         assert fields["model_type"] == "llama"
+
+
+PACKED = (
+    Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
+)  # fmt: skip
+
+
+def blocks(kind: Kind, rows: int, columns: int, seed: int = 1) -> torch.Tensor:
+    """Any bytes, with scales of 16 bits such that a row's numbers are of the usual size."""
+    in_block, size = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(seed)
+    data = generator.integers(0, 256, (rows * columns // in_block, size), dtype=np.uint8)
+    places = {Kind.Q6_K: [208]}.get(kind, [0] if kind.name.endswith("_0") else [0, 2])
+    factor = 0.01
+    for _ in range(2):
+        for place in places:
+            scales = factor * generator.standard_normal((len(data), 1))
+            data[:, place : place + 2] = scales.astype(np.float16).view(np.uint8)
+        factor /= float(dequantize(data, kind).std()) * columns**0.5
+    return torch.from_numpy(data.reshape(rows, -1))
+
+
+@pytest.mark.parametrize("kind", PACKED, ids=lambda kind: kind.name)
+def test_packed_numbers_are_those_of_the_package_to_the_bit(kind: Kind) -> None:
+    rows = blocks(kind, 5, 1024)
+    weight = packed_weight(rows, kind)
+    assert weight is not None and weight.bits == (4 if kind.name.startswith("Q4") else 8)
+    wanted = torch.from_numpy(dequantize(rows.numpy(), kind))
+    assert torch.equal(weight.rows(slice(None), torch.float32), wanted)
+
+
+def test_weights_of_several_kinds_are_one_product(tmp_path: Path) -> None:
+    """As queries, keys and values of Q4_K_M are, of which half the values have Q6_K."""
+    weights = []
+    for kind in PACKED:
+        weight = packed_weight(blocks(kind, 3, 512), kind)
+        assert weight is not None
+        weights.append(weight)
+    whole = one_below_the_other(weights)
+    assert (whole.bits, whole.group) == (8, 16)
+    wanted = torch.cat([weight.rows(slice(None), torch.float32) for weight in weights])
+    assert torch.equal(whole.rows(slice(None), torch.float32), wanted)
+
+
+def save_blocks(folder: Path, file: Path, kinds: dict[str, Kind], usual: Kind) -> None:
+    """Write a folder as a file of random blocks."""
+    reader = gguf.GGUFReader(save_gguf(folder, file))
+    shapes = {tensor.name: tensor.shape.tolist()[::-1] for tensor in reader.tensors}
+    packed = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        if len(shape) == 2:
+            kind = next((kinds[part] for part in kinds if part in name), usual)
+            packed[name] = (blocks(kind, *shape, seed=number).numpy(), kind)
+    save_gguf(folder, file, packed=packed)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_file_of_mixed_kinds_is_multiplied_as_it_is(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Q4_K_M is; the rows are rounded to 8 bits, so numbers are near those of float32."""
+    caplog.set_level("INFO", "penstock.worker.models")
+    shape = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    families.save(name, tmp_path / "folder", **shape)
+    file = tmp_path / "m.gguf"
+    kinds = {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q5_K, "token_embd": Kind.Q6_K}
+    save_blocks(tmp_path / "folder", file, kinds, Kind.Q4_K)
+    folder = model_folder(str(file))
+    decoder, exact = load_decoder(folder), load_decoder(folder, "float32")
+    assert decoder.dtype == torch.bfloat16
+    (line,) = [line for line in caplog.messages if "multiplied as they are stored" in line]
+    assert "21 of Q4_K, 4 of Q5_K, 5 of Q6_K" in line
+    rows, wanted = (Passes(each, prompts()).whole().logits for each in (decoder, exact))
+    spread = float(torch.stack(list(wanted.values())).std())
+    mean = sum(float((rows[place] - wanted[place]).abs().mean()) for place in wanted) / len(wanted)
+    assert 0 < mean < spread / 8
+
+
+def test_other_bits_than_the_files_are_refused(tmp_path: Path) -> None:
+    families.save("llama", tmp_path / "folder", intermediate_size=128)
+    folder = model_folder(str(save_gguf(tmp_path / "folder", tmp_path / "m.gguf", Kind.Q8_0)))
+    with pytest.raises(ModelError, match=r"m\.gguf: its weights are Q8_0; leave it out"):
+        load_decoder(folder, arithmetic=Arithmetic(quantization="int8"))

@@ -51,7 +51,9 @@ MAY_IMPORT = {
     "worker.models": {
         "worker.models", "worker.layers", "torch", "transformers", "safetensors", "pydantic",
     },
-    "worker.models.folder.gguf": {"worker.models.folder", "torch", "pydantic", "gguf"},
+    "worker.models.folder.gguf": {
+        "worker.models.folder", "worker.layers.linear", "torch", "pydantic", "gguf",
+    },
     "worker.models.folder.gguf.tokenizer": {"worker.models.folder", "tokenizers", "pydantic"},
     "worker.engine": ENGINE,
     "worker.engine.io.config": ENGINE | {"pydantic"},

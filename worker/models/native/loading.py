@@ -58,6 +58,8 @@ def load_decoder(
     else:
         weights = _weights_of(path, config, load_format)
         file_dtype = weights.dtype()
+        if arithmetic.quantization and isinstance(weights, GgufWeights):
+            weights.refuse_other_bits()
     torch_dtype = computed_dtype(dtype, config.dtype, file_dtype)
     decoder = Loader(config, weights, torch_dtype, place, arithmetic).decoder()
     if config.packed_form and isinstance(weights, SafetensorsWeights):

@@ -1,9 +1,9 @@
-"""The tensors of a GGUF file by Hugging Face's names, widened as they are read."""
+"""The tensors of a GGUF file by Hugging Face's names: packed as they are stored, or widened."""
 
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,12 +11,14 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from penstock.worker.models.folder.errors import BrokenModel, UnsupportedModel
+from penstock.worker.layers.linear import Weight, multiplies
+from penstock.worker.models.folder.errors import BrokenModel, CannotQuantise, UnsupportedModel
 from penstock.worker.models.folder.gguf.architectures import architecture_of
 from penstock.worker.models.folder.gguf.config import TO_CONFIG
 from penstock.worker.models.folder.gguf.header import TensorPlace
 from penstock.worker.models.folder.gguf.metadata import Metadata
 from penstock.worker.models.folder.gguf.model import read_gguf
+from penstock.worker.models.folder.gguf.packing import one_below_the_other, packed_weight
 from penstock.worker.models.folder.weights import Weights
 
 _PLAIN = {
@@ -24,6 +26,7 @@ _PLAIN = {
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
+_PLAIN_NAMES = {kind.name for kind in _PLAIN}
 _EXPERT = re.compile(r"experts\.(\d+)\.")
 _QUERIES_AND_KEYS = (".attn_q", ".attn_k")
 _WIDE_BYTES = 2**26  # widened at a time
@@ -41,7 +44,9 @@ class GgufWeights(Weights):
         self._architecture = architecture_of(self._metadata)
         self._read_names = set(TO_CONFIG)
         self._bytes: dict[Path, Tensor] = {}
-        self._dtype = torch.float32
+        self._packed_kinds = Counter[str]()
+        self._widened_kinds = Counter[str]()
+        self._rounds_rows = False
         for name, place in self._places.items():
             _check_kind(name, place)
 
@@ -53,15 +58,46 @@ class GgufWeights(Weights):
 
         Raises BrokenModel when it is missing or of another shape.
         """
-        stored_name, expert = self._stored(name)
         place = self._place(name, tuple(target.shape))
-        self._dtype = target.dtype
+        if place.kind not in _PLAIN:
+            self._widened_kinds[place.kind.name] += 1
+        stored_name, expert = self._stored(name)
         rows = self._rows(place, expert)
-        order = self._order(stored_name, len(rows))
+        order = self._order(name, len(rows))
         has_one = self._architecture.adds_one and stored_name.endswith("norm.weight")
         columns = target.view(len(rows), -1)
         for begin, wide in _widened(rows, place.kind, order):
             columns[begin : begin + len(wide)] = wide - 1.0 if has_one else wide
+
+    def product(
+        self, parts: Mapping[str, int], in_features: int, dtype: torch.dtype, device: torch.device
+    ) -> Weight:
+        """Return packed numbers as they are stored, where bf16 is multiplied with such."""
+        pairs = parts.items() if dtype == torch.bfloat16 else ()
+        weights = [self._packed(f"{name}.weight", (rows, in_features)) for name, rows in pairs]
+        few_bits = [weight for weight in weights if weight is not None]
+        if few_bits and len(few_bits) == len(parts):
+            whole = one_below_the_other(few_bits).to(device)
+            if multiplies(whole):
+                self._packed_kinds.update(self._kind(f"{name}.weight") for name in parts)
+                self._rounds_rows = whole.numbers.is_cpu
+                return whole
+        return super().product(parts, in_features, dtype, device)
+
+    def _packed(self, name: str, shape: tuple[int, int]) -> Weight | None:
+        place = self._place(name, shape)
+        rows = self._rows(place, self._stored(name)[1])
+        order = self._order(name, len(rows))
+        return packed_weight(rows if order is None else rows[order], place.kind)
+
+    def _kind(self, name: str) -> str:
+        return self._places[self._stored(name)[0]].kind.name
+
+    def refuse_other_bits(self) -> None:
+        """Raise CannotQuantise where weights have few bits already."""
+        kinds = sorted({place.kind.name for place in self._places.values()} - _PLAIN_NAMES)
+        if kinds:
+            raise CannotQuantise(f"{self._file}: its weights are {', '.join(kinds)}; leave it out")
 
     def _place(self, name: str, expected_shape: tuple[int, ...]) -> TensorPlace:
         """Return where a tensor, or an expert's part of one, lies. Raises BrokenModel."""
@@ -114,13 +150,13 @@ class GgufWeights(Weights):
         return [float(number) for _, wide in pieces for number in wide.flatten()]
 
     def _tell(self) -> None:
-        kinds = Counter(
-            place.kind.name for place in self._places.values() if place.kind not in _PLAIN
-        )
-        if kinds:
-            counts = ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items()))
-            name = str(self._dtype).removeprefix("torch.")
-            _log.info("tensors were widened to %s while they were loaded: %s", name, counts)
+        if self._packed_kinds:
+            how = ", by rows rounded to 8 bits" if self._rounds_rows else ""
+            _log.info(
+                "tensors are multiplied as they are stored%s: %s", how, _counts(self._packed_kinds)
+            )
+        if self._widened_kinds:
+            _log.info("tensors are widened: %s", _counts(self._widened_kinds))
 
     def _stored(self, name: str) -> tuple[str, int | None]:
         """Return llama.cpp's name, and which expert it is of the tensor of that name."""
@@ -144,9 +180,9 @@ class GgufWeights(Weights):
             data = data.view(place.shape[0], -1)[expert]
         return data.view(_num_rows(place, expert), -1)
 
-    def _order(self, stored_name: str, num_rows: int) -> Tensor | None:
+    def _order(self, name: str, num_rows: int) -> Tensor | None:
         """Return which stored row each row is; None where they lie as they are."""
-        module = stored_name.rpartition(".")[0]
+        module = self._stored(name)[0].rpartition(".")[0]
         if not (self._architecture.is_paired and module.endswith(_QUERIES_AND_KEYS)):
             return None
         count = "attention.head_count"
@@ -154,8 +190,12 @@ class GgufWeights(Weights):
         if module.endswith(_QUERIES_AND_KEYS[1]):
             heads = self._metadata.count(f"{count}_kv", heads)
         if num_rows % (2 * heads):
-            raise BrokenModel(f"{self._file}: tensor {stored_name} has {num_rows} rows")
+            raise BrokenModel(f"{self._file}: tensor of {name} has {num_rows} rows")
         return torch.arange(num_rows).view(heads, -1, 2).transpose(1, 2).flatten()
+
+
+def _counts(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items()))
 
 
 def _num_rows(place: TensorPlace, expert: int | None) -> int:
