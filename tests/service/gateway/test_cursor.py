@@ -95,6 +95,7 @@ def borders(log: list[Event]) -> set[int]:
     return {event.position for event in log}
 
 
+@example([(0, 3)] * 4, [(frozenset({2}), 1)], frozenset(), False)  # one event straddles the cursor
 @given(TOKENS, st.lists(st.tuples(CUTS, st.integers(0, 30)), min_size=1), CUTS, st.booleans())
 def test_a_reader_goes_on_exactly_in_a_log_that_is_made_again_and_cut_otherwise(
     tokens: list[Token], losses: list[tuple[Cuts, int]], cuts: Cuts, is_kept: bool

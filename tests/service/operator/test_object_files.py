@@ -226,6 +226,7 @@ def test_a_bucket_that_goes_is_told_to_callers(stores: Stores, tmp_path: Path) -
         )
         s3.delete_bucket(Bucket="short")
         refused = put_into(gateway)
+        assert "there is no such bucket; make it, or name another" in gateway.logged()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
 
 
