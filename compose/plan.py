@@ -15,7 +15,13 @@ from rich.table import Table
 from penstock.schemas.counted import counted
 from penstock.schemas.errors import InvalidJob, PenstockError
 from penstock.schemas.process.start import FromJson, Settings, load_settings
-from penstock.worker.layers.choices import Dtype, KvCacheDtype, ModelImpl, Quantization
+from penstock.worker.layers.choices import (
+    Dtype,
+    KvCacheDtype,
+    ModelImpl,
+    Quantization,
+    QuantizationMethod,
+)
 
 PROGRAM = "penstock plan"
 GIB = 2**30
@@ -34,7 +40,9 @@ class PlanSettings(Settings):
         None, description="of it, as 80GiB; none: this machine's, and a GPU's must be given"
     )
     dtype: Dtype = Field("auto", description="of weights and cache; auto: the checkpoint's own")
-    quantization: Quantization | None = Field(None, description="bits of the weights' numbers")
+    quantization: Quantization | QuantizationMethod | None = Field(
+        None, description="bits that weights get, or vLLM's name of what they are"
+    )
     kv_cache_dtype: KvCacheDtype = Field("auto", description="as the worker's")
     model_impl: ModelImpl = Field("auto", description="as the worker's")
     trust_remote_code: bool = Field(False, description="as the worker's")
@@ -120,6 +128,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     from penstock.worker.models.contract.spec import ModelSpec
     from penstock.worker.models.folder.sentence_folder import pools
     from penstock.worker.models.impl import plan_model
+    from penstock.worker.models.quantization import quantization_to_make
     from penstock.worker.process.model_folder import model_folder
 
     folder = model_folder(settings.model, with_weights=False, with_code=settings.trust_remote_code)
@@ -128,7 +137,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         settings.model_impl,
         settings.dtype,
         torch.device(settings.device),
-        Arithmetic(quantization=settings.quantization),
+        Arithmetic(quantization=quantization_to_make(folder, settings.quantization)),
         overrides=settings.hf_overrides,
         trust_remote_code=settings.trust_remote_code,
     )
@@ -143,7 +152,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         model.shapes,
         dtype.itemsize,
         model.products,
-        settings.quantization,
+        spec.arithmetic.quantization,
         model.integers,
     )
     memory = settings.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -178,7 +187,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         model=settings.model,
         family=facts.family,
         num_parameters=sum(prod(shape) for shape in model.shapes.values()),
-        dtype=settings.quantization or str(dtype).removeprefix("torch."),
+        dtype=spec.arithmetic.quantization or str(dtype).removeprefix("torch."),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=block_bytes(config, facts, kv_dtype) // settings.block_size,
         state_bytes=facts.state_bytes,

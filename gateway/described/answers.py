@@ -175,6 +175,7 @@ class ModelShown(Answered):
     max_model_len: int | None
     context: int | None
     task: str
+    numerics: str | None
     num_workers: int
 
 

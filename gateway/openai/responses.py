@@ -198,6 +198,7 @@ def model_shape(card: ModelCard, num_workers: int) -> JsonObject:
         "max_model_len": card.max_model_len,
         "context": card.max_model_len,
         "task": card.task,
+        "numerics": card.features.get("numerics") or None,
         "num_workers": num_workers,
     }
 

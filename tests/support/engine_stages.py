@@ -174,17 +174,24 @@ def native() -> Iterator[EngineStage]:
 def family(name: str) -> Iterator[EngineStage]:
     """A tiny model of a family, in the words of the bundled one.
 
-    In 32 bits, since rounding in less depends on the batch.
+    In 32 bits, since rounding in less depends on the batch. `qwen3_moe-gptq` has integers, and is
+    computed in bf16, deterministically.
     """
     import families
+    from packers import GPTQ, by_gptq, pack
 
+    name, _, method = name.partition("-")
     with TemporaryDirectory() as temporary, Server() as server:
-        folder = Path(temporary)
+        folder = Path(temporary) / "dense"
         vocab = json.loads((BUNDLED_MODEL / "config.json").read_text())["vocab_size"]
         families.save(name, folder, vocab_size=vocab, max_position_embeddings=2048)
+        flags: tuple[str, ...] = ("--dtype", "float32")
+        if method:
+            folder = pack(folder, Path(temporary) / method, GPTQ, by_gptq)
+            flags = ("--deterministic", "--quantization", "gptq_marlin")
         for words in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(BUNDLED_MODEL / words, folder)
-        flags = "--dtype", "float32", *_BESIDE_OTHERS
+        flags += _BESIDE_OTHERS
         with EngineStage(server, folder, flags, is_ours=True) as stage:
             stage.long = MUCH
             yield stage

@@ -28,6 +28,7 @@ from penstock.worker.models.contract.served import Model, ModelFacts, Network
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.folder.errors import CannotKeep, NoBackend, NoDevice
 from penstock.worker.models.impl import load_model
+from penstock.worker.models.quantization import quantization_to_make
 
 CPU_KV_CACHE_BYTES = 2**30
 _log = logging.getLogger("penstock.worker.engine")
@@ -41,7 +42,8 @@ def build_engine(config: EngineConfig) -> Engine:
     device = take_device(config)
     kv_dtype = cache_dtype(config, device)
     _refuse_backend(config, device, torch.bfloat16)  # what is known before a model is loaded
-    model = load_model(spec_of(config, device))
+    spec = spec_of(config, device)
+    model = load_model(spec)
     _refuse_backend(config, device, model.dtype)
     facts, dtype = model.config, kv_dtype or model.dtype
     step_tokens = max_step_tokens(config, device)
@@ -55,18 +57,10 @@ def build_engine(config: EngineConfig) -> Engine:
         # Each has at least one token of a step.
         max_num_seqs=min(sizes.num_seqs, step_tokens),
         eos_token_ids=facts.eos_token_ids,
+        numerics=model.numerics or spec.arithmetic.rounding,
     )
     model.prepare(limits.max_model_len)
-    kv_caches = [
-        kv.zeros(num_blocks, config.block_size, dtype, device)
-        if device.type != "cpu"
-        else _zeros(
-            kv.of_blocks(num_blocks, config.block_size),
-            dtype,
-            config.kv_cache_memory_bytes is not None,
-        )
-        for kv in facts.kv_shapes
-    ]
+    kv_caches = _kv_caches(config, facts, num_blocks, dtype, device)
     states = None
     if model.states is not None:
         rows = range(limits.max_num_seqs, limits.max_num_seqs + sizes.num_kept_states)
@@ -109,19 +103,40 @@ def build_engine(config: EngineConfig) -> Engine:
     )
 
 
+def _kv_caches(
+    config: EngineConfig,
+    facts: ModelFacts,
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Tensor]:
+    """Return the empty cache of each layer that has one."""
+    if device.type != "cpu":
+        return [kv.zeros(num_blocks, config.block_size, dtype, device) for kv in facts.kv_shapes]
+    is_asked_for = config.kv_cache_memory_bytes is not None
+    return [
+        _zeros(kv.of_blocks(num_blocks, config.block_size), dtype, is_asked_for)
+        for kv in facts.kv_shapes
+    ]
+
+
 def _captures(config: EngineConfig, model: Model, device: torch.device) -> bool:
     return device.type == "cuda" and model.is_capturable and not config.enforce_eager
 
 
 def spec_of(config: EngineConfig, device: torch.device) -> ModelSpec:
-    """Return the model of an engine, on a device."""
+    """Return the model of an engine, on a device. Raises CannotQuantise."""
     assert config.load_format != "fake"
     return ModelSpec(
         config.model,
         config.model_impl,
         config.dtype,
         device,
-        Arithmetic(config.deterministic, config.quantization, config.attention_backend),
+        Arithmetic(
+            config.deterministic,
+            quantization_to_make(config.model, config.quantization),
+            config.attention_backend,
+        ),
         config.load_format,
         config.hf_overrides,
         config.trust_remote_code,

@@ -156,7 +156,8 @@ class PoolingEngine(AnyEngine):
 def build_pooling_engine(config: EngineConfig) -> PoolingEngine:
     """Build the engine of a folder's model. Raises a PenstockError or a ModelError."""
     device = take_device(config)
-    model = load_pooling_model(spec_of(config, device), config.pooler_config)
+    spec = spec_of(config, device)
+    model = load_pooling_model(spec, config.pooler_config)
     length = config.max_model_len or model.max_model_len
     refuse_longer(length, model.max_model_len)
     step_tokens = config.max_num_batched_tokens or _step_tokens(model, device)
@@ -179,6 +180,7 @@ def build_pooling_engine(config: EngineConfig) -> PoolingEngine:
         eos_token_ids=frozenset(),
         generates=False,
         pooling=facts,
+        numerics=spec.arithmetic.rounding,
     )
     return PoolingEngine(limits, model, facts, step_tokens)
 

@@ -28,6 +28,11 @@ class Arithmetic:
         """Return the packing of a weight that is not of fp8."""
         return PACKINGS[self.quantization or "bf16"]
 
+    @property
+    def rounding(self) -> str:
+        """Return what becomes of weights, in words; empty where they stay as they are."""
+        return f"weights are rounded to {self.quantization} at the start" * bool(self.quantization)
+
     def of_head(self) -> "Arithmetic":
         """Return the arithmetic of the head: 8 bits where the layers have 4, and never fp8.
 

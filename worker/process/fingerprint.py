@@ -11,8 +11,10 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from penstock.worker.engine.io.setting_facts import ChangesTokens, facts, unusual
+from penstock.worker.layers.choices import Quantization
 from penstock.worker.models.folder.files import weight_files
 from penstock.worker.process.loading import loading
 from penstock.worker.process.model_folder import given_template
@@ -71,15 +73,22 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
         "kv_cache_dtype": settings.kv_cache_dtype.removesuffix("_e4m3"),
         "pooler_config": settings.pooler_config.model_dump(exclude_defaults=True),
         "chat_template": given_template(settings.chat_template),
+        "quantization": _made(settings.quantization),
     }
     values = {name: forms.get(name, value) for name, value in unusual(settings).items()}
     if not settings.deterministic:  # blocks group the sums of attention, in their last bits
         values.pop("block_size", None)
     if defaults := dict(load_generation(settings).defaults):
         places[GENERATION], values["generation"] = "generation", defaults
-    always = [getattr(settings, places.pop(place)) for place in range(_NUM_ALWAYS)]
+    firsts = [places.pop(place) for place in range(_NUM_ALWAYS)]
+    always = [forms.get(name, getattr(settings, name)) for name in firsts]
     names = [name for _, name in sorted(places.items()) if name in values]
     return (*always, *((name, json.dumps(values[name], sort_keys=True)) for name in names))
+
+
+def _made(quantization: str | None) -> str | None:
+    """Return what is made of weights; what they are already is in their files."""
+    return quantization if quantization in get_args(Quantization) else None
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

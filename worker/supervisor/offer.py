@@ -21,6 +21,10 @@ async def offer(
             max_model_len=preparation.limits.max_model_len,
             created_s=int(time.time()),
             fingerprint=fingerprint,
-            features={"chat": preparation.has_chat_template, "task": preparation.limits.tasks[0]},
+            features={
+                "chat": preparation.has_chat_template,
+                "task": preparation.limits.tasks[0],
+                "numerics": preparation.limits.numerics,
+            },
         )
         await registry.register(card)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 import httpx
 import pytest
 import redis
+from pydantic import JsonValue
 
 from keys_page import complaints
 from penstock.gateway.queue_client import QueueClient
@@ -59,7 +60,11 @@ def test_only_what_is_served_is_listed_and_first_what_answers_chats(redis_url: s
 
         async def others() -> None:
             async with model(redis_url) as client:
-                embedder = ModelCard(name="aardvark", features={"task": "embed"})
+                features: dict[str, JsonValue] = {
+                    "task": "embed",
+                    "numerics": "weights are rounded to int8 at the start",
+                }
+                embedder = ModelCard(name="aardvark", features=features)
                 await Registry(client.redis).register(embedder)
                 await WorkerQueue(client.redis, Lane("aardvark"), 60_000).register(
                     "e", WorkerCard()
@@ -74,8 +79,10 @@ def test_only_what_is_served_is_listed_and_first_what_answers_chats(redis_url: s
         asyncio.run(others())
         eventually(lambda: len(listed()) == 2, within_s=20)
         zebra, aardvark = listed()
-        told = {key: zebra[key] for key in ("id", "task", "num_workers", "context")}
-        assert told == {"id": "zebra", "task": "generate", "num_workers": 1, "context": 512}
+        told = {key: zebra[key] for key in ("id", "task", "num_workers", "context", "numerics")}
+        wanted = {"id": "zebra", "task": "generate", "num_workers": 1, "context": 512}
+        assert told == wanted | {"numerics": None}
+        assert aardvark["numerics"] == "weights are rounded to int8 at the start"
         assert zebra["max_model_len"] == 512
         assert (aardvark["id"], aardvark["task"]) == ("aardvark", "embed")
         whole = {each["id"]: each["num_workers"] for each in listed("?all=true")}

@@ -83,6 +83,7 @@ class EngineLimits:
     resumes       what a sequence that was begun elsewhere goes on from
     generates     whether it makes completions
     pooling       set for an engine that makes vectors
+    numerics      what became of weights, in words; empty where they are as the files have them
     """
 
     max_model_len: int
@@ -95,6 +96,7 @@ class EngineLimits:
     resumes: Literal["tokens", "text"] = "tokens"
     generates: bool = True
     pooling: PoolingFacts | None = None
+    numerics: str = ""
 
     @property
     def tasks(self) -> tuple[str, ...]:

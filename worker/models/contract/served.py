@@ -111,7 +111,10 @@ class Model(Network, Protocol):
     is_capturable  whether a pass of one-token slices can be a CUDA graph: it never waits for the
                    device, and its operations depend on no number in the batch
     states         None where the layers keep nothing of a sequence but keys and values
+    numerics       what became of packed weights, in words; empty where the files have none
     """
+
+    numerics: str
 
     @property
     def is_capturable(self) -> bool: ...

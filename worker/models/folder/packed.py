@@ -38,18 +38,21 @@ class PackedForm:
     zeros_lack: int = 0
     packed_part: str = ""
 
+    @property
+    def is_float8(self) -> bool:
+        is_mixed = self.method == "compressed-tensors" and self.integers is None
+        return is_mixed or self.method in _FLOAT8_METHODS
+
 
 def packed_form(fields: Mapping[str, JsonValue]) -> PackedForm | None:
     """Return the form that a configuration names; None: weights are as they are.
 
     Raises UnsupportedField for one that is not read.
     """
-    config = fields.get(FIELD)
+    config = _config(fields)
     if config is None:
         return None
-    if not isinstance(config, dict):
-        raise UnsupportedField(FIELD, config, _EXPECTED)
-    method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else ""))
+    method = _method(config)
     if method == "modelopt" and not str(config.get("quant_algo")).startswith("FP8"):
         raise UnsupportedField(f"{FIELD}.quant_algo", config.get("quant_algo"), _EXPECTED)
     if method in _FLOAT8_METHODS:
@@ -66,6 +69,26 @@ def packed_form(fields: Mapping[str, JsonValue]) -> PackedForm | None:
     if read is None:
         raise UnsupportedField(_METHOD, method or config, _EXPECTED)
     return read(config)
+
+
+def method_of(fields: Mapping[str, JsonValue]) -> str | None:
+    """Return what a configuration calls the form; None: weights are as they are."""
+    config = _config(fields)
+    return None if config is None else _method(config)
+
+
+def _config(fields: Mapping[str, JsonValue]) -> Mapping[str, JsonValue] | None:
+    """Return what is said of the form, for the whole model or for its text."""
+    text_fields = fields.get("text_config")
+    in_text = text_fields.get(FIELD) if isinstance(text_fields, dict) else None
+    config = fields.get(FIELD) if in_text is None else in_text
+    if config is not None and not isinstance(config, dict):
+        raise UnsupportedField(FIELD, config, _EXPECTED)
+    return config
+
+
+def _method(config: Mapping[str, JsonValue]) -> str:
+    return str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else ""))
 
 
 def _gptq(config: Mapping[str, JsonValue]) -> PackedForm:

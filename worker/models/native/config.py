@@ -121,7 +121,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NO_OVERRIDES) -
         dtype=dtype_of(whole) or dtype_of(hf),
         decoder=decoder,
         sees=sees,
-        packed_form=packed_form(all_fields),
+        packed_form=packed_form(fields),
     )
 
 

@@ -32,6 +32,7 @@ class Decoder:
         device: torch.device,
         arithmetic: Arithmetic,
     ) -> None:
+        self.numerics = ""
         self.config = config
         self.dtype = dtype
         self.embedding = embedding

@@ -64,9 +64,10 @@ def load_decoder(
     decoder = Loader(config, weights, torch_dtype, place, arithmetic).decoder()
     if config.packed_form and isinstance(weights, SafetensorsWeights):
         of_type = str(torch_dtype).removeprefix("torch.")
-        _log.info(
-            "%s", _packed_message(config.packed_form, weights.widened_modules, of_type, place)
+        decoder.numerics = _packed_message(
+            config.packed_form, weights.widened_modules, of_type, place
         )
+        _log.info("%s", decoder.numerics)
     return decoder
 
 

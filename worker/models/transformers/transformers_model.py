@@ -75,6 +75,8 @@ class TransformersFacts:
 class TransformersModel:
     """A `penstock.worker.models.contract.served.Model` of transformers' module."""
 
+    numerics = ""  # packed weights are refused
+
     def __init__(
         self, causal: Any, facts: TransformersFacts, findings: Findings, attention: Backend
     ) -> None:
