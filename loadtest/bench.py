@@ -27,6 +27,7 @@ LAB = {
     "files": ("loadtest.lab.files", "the comparison's model and workloads, for other engines"),
     "memory": ("loadtest.lab.memory", "KV memory that is taken and holds nothing"),
     "quantization": ("loadtest.lab.quantization", "perplexity, size and speed with 8 and 4 bits"),
+    "formats": ("loadtest.lab.formats", "size and speed of packed checkpoints, by their formats"),
     "models": (
         "loadtest.lab.models",
         "our decoder beside transformers' modules, experts beside a dense layer",

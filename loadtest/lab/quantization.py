@@ -213,7 +213,7 @@ def _tensors(part: object) -> Iterator[Tensor]:
     elif isinstance(part, list | tuple):
         inner = part
     elif isinstance(part, Weight):
-        inner = part.numbers, part.scales
+        inner = part.numbers, part.scales, part.mins, part.order
     elif isinstance(part, MethodType):
         inner = [part.__self__]
     elif hasattr(part, "__dict__") and type(part).__module__.startswith("penstock."):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
-Kind = Literal["F32", "BF16", "Q8_0"]
+Kind = Literal["F32", "BF16", "Q8_0", "Q4_0"]
 
-_TOP = {"embed_tokens": "token_embd", "norm": "output_norm"}
+_TOP = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _OF_LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -30,7 +30,7 @@ _OF_LAYER = {
 
 
 def save_gguf(checkpoint: Path, file: Path, kind: Kind) -> None:
-    """Write a checkpoint, a folder of a Llama with a tied head as of `save_shape`, as GGUF."""
+    """Write a checkpoint, a folder of a Llama as of `save_shape`, as GGUF."""
     config = AutoConfig.from_pretrained(checkpoint)
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_name(checkpoint.name)

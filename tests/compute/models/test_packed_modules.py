@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import JsonValue
 from safetensors import safe_open
 from torch import Tensor
 
+from packers import rounded, words
 from paths import SUPPORT
 from penstock.worker.models.folder.errors import BrokenModel
 from penstock.worker.models.folder.four_bits import four_bit_rows
@@ -58,6 +60,24 @@ def test_numbers_are_those_of_who_wrote_them(path: Path) -> None:
     assert (form.integers is None) == (weight is None)
 
 
+def test_the_last_group_may_have_fewer_columns() -> None:
+    weight = torch.randn(16, 96, generator=torch.Generator().manual_seed(1))
+    groups = torch.arange(96) // 64
+    numbers, scales, zeros = rounded(weight, 4, groups)
+    tensors = {
+        "qweight": words(numbers, 4).t().contiguous(),
+        "qzeros": words(zeros.t() - 1, 4),
+        "scales": scales.t().half().contiguous(),
+    }
+    config: dict[str, JsonValue] = {"quant_method": "gptq", "bits": 4, "group_size": 64}
+    form = packed_form({"quantization_config": config})
+    assert form is not None
+    found = packed_weight("m", (16, 96), form, Module(tensors))
+    assert found is not None
+    wanted = (numbers - zeros[:, groups]) * scales[:, groups]
+    assert torch.allclose(found.rows(slice(None), torch.float32), wanted, atol=1e-5)
+
+
 def recorded(name: str) -> tuple[PackedForm, Module, tuple[int, int]]:
     form, module = opened(SUPPORT / "recorded" / "packed" / f"{name}.safetensors")
     rows, columns = module.tensors.pop("dense").shape
@@ -68,11 +88,18 @@ def recorded(name: str) -> tuple[PackedForm, Module, tuple[int, int]]:
     "file, name, tensor, words",
     [
         ("gptq_4bit", "scales", torch.ones(3, 7), "scales has shape [3, 7], not [any, 32]"),
-        ("gptq_4bit", "scales", torch.ones(3, 32), "qzeros has shape [4, 4], not [3, 4]"),
+        ("gptq_4bit", "scales", torch.ones(3, 32), "3 groups for 256 columns, which they do not"),
+        ("gptq_4bit", "scales", torch.ones(2, 32), "qzeros has shape [4, 4], not [2, 4]"),
+        ("awq", "scales", torch.ones(0, 32), "scales has 0 groups for 256 columns"),
         ("gptq_4bit", "qweight", torch.ones(33, 32).int(), "qweight has 33 int32 for 256 numbers"),
         ("gptq_4bit", "qzeros", torch.ones(4, 5).int(), "qzeros has shape [4, 5], not [4, 4]"),
-        ("gptq_4bit_by_activity", "g_idx", torch.zeros(256).int(), "g_idx does not give 8 groups"),
-        ("gptq_4bit_by_activity", "g_idx", torch.ones(256).int() * 9, "does not give 8 groups"),
+        (
+            "gptq_4bit_by_activity",
+            "g_idx",
+            torch.zeros(256).int(),
+            "g_idx does not give groups of 32",
+        ),
+        ("gptq_4bit_by_activity", "g_idx", torch.ones(256).int() * 9, "does not give groups of 32"),
         ("awq", "qweight", torch.ones(256, 5).int(), "qweight has shape [256, 5], not [256, 4]"),
         ("awq", "qzeros", None, "tensor m.qzeros is missing"),
         ("llm_int8", "SCB", torch.ones(31), "SCB has shape [31], not [32]"),

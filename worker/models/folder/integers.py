@@ -39,16 +39,17 @@ def packed_weight(
         read = _awq if form.method == "awq" else _gptq
         return read(module, shape, form, tensors)
     if tensors.has(f"{module}.weight_packed"):
-        return _compressed(module, shape, tensors)
+        return _compressed(module, shape, form, tensors)
     if tensors.has(f"{module}.weight") and form.integers:
-        return _eighths(module, shape, tensors)
+        return _eighths(module, shape, form, tensors)
     return None
 
 
 def _gptq(module: str, shape: tuple[int, int], form: PackedForm, tensors: Tensors) -> Weight:
     """Read qweight [columns / n, rows], qzeros [groups, rows / n], scales [groups, rows], g_idx."""
     rows, columns = shape
-    scales = _checked(tensors, f"{module}.scales", (None, rows)).t().float()
+    scales = _checked(tensors, name := f"{module}.scales", (None, rows)).t().float()
+    group = _group(columns, scales.shape[1], tensors.place(name), form)
     words = _checked(tensors, f"{module}.qweight", (None, rows))
     bits = _bits(tensors, f"{module}.qweight", len(words), columns)
     numbers = unpacked(words.t().contiguous(), bits, columns)
@@ -58,23 +59,24 @@ def _gptq(module: str, shape: tuple[int, int], form: PackedForm, tensors: Tensor
         zeros = unpacked(zero_words, bits, rows).t().float() + form.zeros_lack
     order = None
     if tensors.has(name := f"{module}.g_idx"):
-        order = _order(_checked(tensors, name, (columns,)), scales.shape[1], tensors.place(name))
-    return _weight(numbers, scales, zeros, bits, order)
+        order = _order(_checked(tensors, name, (columns,)), group, tensors.place(name))
+    return _weight(numbers, scales, zeros, group, bits, order)
 
 
 def _awq(module: str, shape: tuple[int, int], form: PackedForm, tensors: Tensors) -> Weight:
     """Read qweight [columns, rows / 8], qzeros [groups, rows / 8], scales [groups, rows]."""
     rows, columns = shape
-    scales = _checked(tensors, f"{module}.scales", (None, rows)).t().float()
+    scales = _checked(tensors, name := f"{module}.scales", (None, rows)).t().float()
+    group = _group(columns, scales.shape[1], tensors.place(name), form)
     words = _checked(tensors, f"{module}.qweight", (columns, -(-rows // 8)))
     zero_words = _checked(tensors, f"{module}.qzeros", (scales.shape[1], -(-rows // 8)))
     numbers, zeros = (
         _in_awq_order(unpacked(tensor, 4, rows)).t() for tensor in (words, zero_words)
     )
-    return _weight(numbers.contiguous(), scales, zeros.float(), 4, None)
+    return _weight(numbers.contiguous(), scales, zeros.float(), group, 4, None)
 
 
-def _compressed(module: str, shape: tuple[int, int], tensors: Tensors) -> Weight:
+def _compressed(module: str, shape: tuple[int, int], form: PackedForm, tensors: Tensors) -> Weight:
     """Read weight_packed [rows, columns / n], weight_scale [rows, groups], weight_zero_point."""
     rows, columns = shape
     whole = tensors.tensor(f"{module}.weight_shape").tolist()
@@ -85,7 +87,8 @@ def _compressed(module: str, shape: tuple[int, int], tensors: Tensors) -> Weight
         )
     words = _checked(tensors, f"{module}.weight_packed", (rows, None))
     bits = _bits(tensors, f"{module}.weight_packed", words.shape[1], columns)
-    scales = _scales(tensors, f"{module}.weight_scale", rows)
+    scales = _scales(tensors, name := f"{module}.weight_scale", rows)
+    group = _group(columns, scales.shape[1], tensors.place(name), form)
     zeros = torch.full_like(scales, 2 ** (bits - 1))
     if tensors.has(name := f"{module}.weight_zero_point"):
         if tensors.tensor(name).dtype == torch.int32:
@@ -95,11 +98,13 @@ def _compressed(module: str, shape: tuple[int, int], tensors: Tensors) -> Weight
             zeros = zeros + _checked(tensors, name, tuple(scales.shape)).float()
     order = None
     if tensors.has(name := f"{module}.weight_g_idx"):
-        order = _order(_checked(tensors, name, (columns,)), scales.shape[1], tensors.place(name))
-    return _weight(unpacked(words, bits, columns), scales, zeros, bits, order)
+        order = _order(_checked(tensors, name, (columns,)), group, tensors.place(name))
+    return _weight(unpacked(words, bits, columns), scales, zeros, group, bits, order)
 
 
-def _eighths(module: str, shape: tuple[int, int], tensors: Tensors) -> Weight | None:
+def _eighths(
+    module: str, shape: tuple[int, int], form: PackedForm, tensors: Tensors
+) -> Weight | None:
     """Read weight [rows, columns] int8, weight_scale [rows, groups] or SCB [rows], 127 times it."""
     numbers = tensors.tensor(f"{module}.weight")
     if numbers.dtype != torch.int8:
@@ -109,7 +114,7 @@ def _eighths(module: str, shape: tuple[int, int], tensors: Tensors) -> Weight | 
         scales = _checked(tensors, name, (shape[0],)).float().view(-1, 1) / 127
     else:
         scales = _scales(tensors, name := f"{module}.weight_scale", shape[0])
-    group = _group(shape[1], scales.shape[1], tensors.place(name))
+    group = _group(shape[1], scales.shape[1], tensors.place(name), form)
     mins = None
     if tensors.has(name := f"{module}.weight_zero_point"):
         zeros = _scales(tensors, name, shape[0])
@@ -118,11 +123,9 @@ def _eighths(module: str, shape: tuple[int, int], tensors: Tensors) -> Weight | 
 
 
 def _weight(
-    numbers: Tensor, scales: Tensor, zeros: Tensor, bits: int, order: Tensor | None
+    numbers: Tensor, scales: Tensor, zeros: Tensor, group: int, bits: int, order: Tensor | None
 ) -> Weight:
     """Return a weight of numbers without a sign, and zero points that count from their least."""
-    columns = numbers.shape[1]
-    group = -(-columns // scales.shape[1])
     if order is not None:
         numbers = numbers[:, order]
     usual = 2 ** (bits - 1)
@@ -132,7 +135,7 @@ def _weight(
         return Weight.of_nibbles(numbers, scales, mins, order)
     numbers = (numbers.to(torch.int16) - usual).to(torch.int8)
     mins = None if is_usual else scales * (zeros - usual)
-    return Weight(numbers, scales, group, columns, mins, order)
+    return Weight(numbers, scales, group, numbers.shape[1], mins, order)
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
@@ -146,17 +149,17 @@ def _in_awq_order(numbers: Tensor) -> Tensor:
     return numbers.view(len(numbers), -1, 8)[..., list(_AWQ_ORDER)].flatten(1)
 
 
-def _order(groups: Tensor, num_groups: int, place: str) -> Tensor | None:
+def _order(groups: Tensor, size: int, place: str) -> Tensor | None:
     """Return the columns in the order of their groups; None where they are in it.
 
-    groups  [columns]: the group of each. Raises BrokenModel where groups are of several sizes.
+    groups  [columns]: the group of each, of `size` columns but for the last. Raises BrokenModel
+            where others are of another size.
     """
     groups = groups.to(torch.int64)
-    size = -(-len(groups) // num_groups)
     order = groups.argsort(stable=True)
     usual = torch.arange(len(groups))
     if not torch.equal(groups[order], usual // size):
-        raise BrokenModel(f"{place} does not give {num_groups} groups of {size} columns each")
+        raise BrokenModel(f"{place} does not give groups of {size} columns each")
     return None if torch.equal(order, usual) else order
 
 
@@ -182,8 +185,15 @@ def _bits(tensors: Tensors, name: str, words: int, count: int) -> int:
     return bits
 
 
-def _group(columns: int, groups: int, place: str) -> int:
-    if columns % groups:
+def _group(columns: int, groups: int, place: str, form: PackedForm) -> int:
+    """Return the columns of a group: the configuration's number, or another that divides all.
+
+    Of the former the last group may have fewer. Raises BrokenModel.
+    """
+    usual = form.integers.group if form.integers else None
+    if usual and groups == -(-columns // usual):
+        return usual
+    if groups == 0 or columns % groups:
         raise BrokenModel(
             f"{place} has {groups} groups for {columns} columns, which they do not divide"
         )
