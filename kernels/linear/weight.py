@@ -43,12 +43,12 @@ class Weight:
         cls,
         numbers: Tensor,
         scales: Tensor,
+        group: int,
         mins: Tensor | None = None,
         order: Tensor | None = None,
     ) -> "Weight":
         """Return a weight of 4 bits: numbers [out_features, in_features] uint8 below 16."""
         out_features, in_features = numbers.shape
-        group = -(-in_features // scales.shape[1])
         halves = F.pad(numbers, (0, -in_features % group)).view(out_features, -1, 2, group // 2)
         pairs = halves[:, :, 0] | halves[:, :, 1] << 4
         return cls(pairs.flatten(1), scales, group, in_features, mins, order)

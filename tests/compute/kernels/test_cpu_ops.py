@@ -175,7 +175,7 @@ def packed_weight(out: int, wide: int, bits: int, group: int, more: str) -> Weig
     )
     order = torch.randperm(wide, generator=generator) if "order" in more else None
     if bits == 4:
-        return Weight.of_nibbles(numbers.to(torch.uint8), scales, mins, order)
+        return Weight.of_nibbles(numbers.to(torch.uint8), scales, group or wide, mins, order)
     return Weight((numbers - 128).to(torch.int8), scales, group or wide, wide, mins, order)
 
 

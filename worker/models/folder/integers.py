@@ -132,7 +132,7 @@ def _weight(
     is_usual = bool((zeros == usual).all())
     if bits == 4:
         mins = None if is_usual else scales * zeros
-        return Weight.of_nibbles(numbers, scales, mins, order)
+        return Weight.of_nibbles(numbers, scales, group, mins, order)
     numbers = (numbers.to(torch.int16) - usual).to(torch.int8)
     mins = None if is_usual else scales * (zeros - usual)
     return Weight(numbers, scales, group, numbers.shape[1], mins, order)

@@ -54,10 +54,11 @@ def one_below_the_other(weights: Sequence[Weight]) -> Weight:
 def _weight(content: _Numbers, num_rows: int) -> Weight:
     numbers, scales = content.numbers.view(num_rows, -1), content.scales.view(num_rows, -1)
     mins = None if content.mins is None else content.mins.view(num_rows, -1)
-    if numbers.dtype == torch.uint8:
-        return Weight.of_nibbles(numbers, scales, mins)
     columns = numbers.shape[1]
-    return Weight(numbers, scales, columns // scales.shape[1], columns, mins)
+    group = columns // scales.shape[1]
+    if numbers.dtype == torch.uint8:
+        return Weight.of_nibbles(numbers, scales, group, mins)
+    return Weight(numbers, scales, group, columns, mins)
 
 
 def _in_bytes(weight: Weight, group: int, has_mins: bool) -> Weight:
