@@ -1,14 +1,12 @@
-/* Paged attention over a cache whose keys and values lie in panels.
-
-   A block of one key head holds its keys, then its values, each by 16 positions:
-   keys    [block_size / 16][head_dim / 2][16 keys][2]
-   values  [block_size / 16][head_dim / 16][16 keys / 2][16][2]
+/* Paged attention over a cache whose keys and values lie in panels (`cache.h`). Those of 8 bits are widened
+   to bf16 a piece at a time, beside the thread that reads it.
 
    A running softmax over pieces of keys (flash attention, Dao and others, 2022); long contexts are
    cut into shares for several threads, merged in order. Pieces and shares count from position 0, and
    a key that a query does not see adds an exact zero, so a query's bits do not depend on what is
    computed beside it. So sequences that begin with the same blocks read them together: as rows of one
    product, where each alone had a few. */
+#include "cache.h"
 #include "team.h"
 
 #define KEYS 64      /* keys of a piece */
@@ -29,11 +27,6 @@ struct scoring {
   const float *sinks;
 };
 
-struct cache {
-  const bf16 *blocks;
-  int kv_heads, block_size, head_dim;
-};
-
 /* Keys from..to of a sequence. */
 struct span {
   const int32_t *table;
@@ -50,11 +43,13 @@ struct item {
   size_t partial; /* where its sums go if others have a share: [kv_heads][rows][head_dim + 2] */
 };
 
-/* What one thread works with. sums [STACK][head_dim], of weights that are relative to `top`. */
+/* What one thread works with. sums [STACK][head_dim], of weights that are relative to `top`. wide: a piece's
+   keys, then its values, of 8 bits. */
 struct bench {
   left query[STACK * MAX_HEAD], weights[STACK * KEYS];
   float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK]; /* in powers of two, as scores are scaled */
   vf totals[STACK]; /* sums of the weights, lane by lane */
+  bf16 wide[KEYS * MAX_HEAD];
 } __attribute__((aligned(64)));
 
 /* 2 to the x, within three parts in a million; nothing at -127 and below. A polynomial on the fraction (least
@@ -87,10 +82,23 @@ static void cap(float *scores, float scale, float softcap) {
   }
 }
 
+/* The keys and values of a piece, and of how many panels it is; those of int8 have scales. */
+struct piece {
+  const bf16 *keys[KEYS / PANEL], *values[KEYS / PANEL];
+  const float *key_scales[KEYS / PANEL], *value_scales[KEYS / PANEL];
+  int num;
+};
+
+/* Row by row, a score or a weight by its key's scale. */
+INLINE vf scaled(vf numbers, const float *const *scales, int key) {
+  return numbers * *(const vf *)(scales[key / PANEL] + key % PANEL);
+}
+
 /* A row's weights for one piece from its scores; before `hidden` and from `seen` on, keys are hidden. What
    the weights are relative to follows the highest score from afar: it may be exceeded 2^SLACK times, which
-   costs no accuracy, and saves most of the times that sums must follow. */
-static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim) {
+   costs no accuracy, and saves most of the times that sums must follow. scales: of its values, or none */
+static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim,
+                  const float *const *scales) {
   float *scores = bench->scores + row * KEYS, *sums = bench->sums + (size_t)row * head_dim;
   if (hidden > 0 || seen < KEYS) {
     vf place = count, none = (vf){} - INFINITY;
@@ -114,15 +122,10 @@ static void weigh(struct bench *bench, int row, int hidden, int seen, float scal
   for (int j = 0; j < KEYS; j += LANES) {
     vf weight = power_of_two(*(vf *)(scores + j) * scale - bench->top[row]);
     bench->totals[row] += weight;
+    if (scales) weight = scaled(weight, scales, j);
     store_left(bench->weights + row * KEYS + j, weight);
   }
 }
-
-/* The keys and values of a piece, and of how many panels it is. */
-struct piece {
-  const bf16 *keys[KEYS / PANEL], *values[KEYS / PANEL];
-  int num;
-};
 
 /* What the threads of a call share. */
 struct attention {
@@ -138,14 +141,16 @@ struct attention {
 
 /* Of one key head, from `key` on. */
 static struct piece find_piece(const struct span *span, const struct cache *cache, int head, int key) {
-  size_t tile = (size_t)cache->block_size * cache->head_dim, by_16 = (size_t)PANEL * cache->head_dim;
+  size_t side = side_bytes(cache);
   struct piece piece;
   piece.num = ((span->to - key < KEYS ? span->to - key : KEYS) + PANEL - 1) / PANEL;
   for (int s = 0; s < KEYS / PANEL; s++) {
     int at = key + (s < piece.num ? s : 0) * PANEL, block = span->table[at / cache->block_size];
-    piece.keys[s] = cache->blocks + ((size_t)block * cache->kv_heads + head) * 2 * tile +
-                    at % cache->block_size / PANEL * by_16;
-    piece.values[s] = piece.keys[s] + tile;
+    int offset = at % cache->block_size;
+    char *keys = keys_at(cache, block, offset, head);
+    float *scale = key_scale_at(cache, block, offset, head);
+    piece.keys[s] = (bf16 *)keys, piece.values[s] = (bf16 *)(keys + side);
+    piece.key_scales[s] = scale, piece.value_scales[s] = (float *)((char *)scale + side);
   }
   return piece;
 }
@@ -235,23 +240,51 @@ static void mix(struct bench *bench, int first, int rows, int head_dim, const st
 }
 #endif
 
+/* Keys or values of 8 bits become bf16 in `wide`, where `panels` then lead; `next` is fetched meanwhile. */
+static void widen_panels(const struct cache *cache, bf16 *wide, const bf16 **panels, const bf16 *const *next,
+                         int num) {
+  int size = PANEL * cache->head_dim;
+  for (int s = 0; s < num; s++) {
+    const uint8_t *from = (const uint8_t *)panels[s];
+    const char *later = (const char *)next[s];
+    bf16 *to = wide + s * size;
+    for (int i = 0; i < size; i += 64) __builtin_prefetch(later + i, 0, 2);
+    if (cache->kept == KEPT_FP8) widen_fp8_panel(from, to, size);
+    else widen_int8_panel(from, to, size);
+  }
+  for (int s = 0; s < KEYS / PANEL; s++) panels[s] = wide + s * size;
+}
+
 /* Some rows of one key head against a span of keys; the first row's query is at `position`. later: a
    piece that is wanted after it; blocks lie anywhere, and no processor guesses where. */
 static void attend_span(struct bench *bench, const struct attention *all, int head, int first, int rows,
                         const struct span *span, int position, const struct piece *later) {
-  int head_dim = all->cache.head_dim, window = all->scoring.window;
+  int head_dim = all->cache.head_dim, window = all->scoring.window, kept = all->cache.kept;
   float softcap = all->scoring.softcap, scale = softcap ? LOG2_E : all->scoring.scale * LOG2_E;
-  struct piece piece = first_piece(span, &all->cache, head), next;
+  struct piece piece = first_piece(span, &all->cache, head), next, then;
   use_tiles(least(rows, 16), 1);
   for (int key = span->from / KEYS * KEYS; key < span->to; key += KEYS, piece = next) {
     next = key + KEYS < span->to ? find_piece(span, &all->cache, head, key + KEYS) : *later;
-    score(bench, first, rows, head_dim, &piece, &next);
+    then = next;
+    if (kept != KEPT_BF16) {
+      widen_panels(&all->cache, bench->wide, piece.keys, next.keys, piece.num);
+      memcpy(then.keys, piece.keys, sizeof piece.keys);
+    }
+    score(bench, first, rows, head_dim, &piece, &then);
     for (int r = 0; r < rows; r++) {
       int seen = position + r / all->group + 1 - key, hidden = window ? seen - window : 0;
-      if (softcap) cap(bench->scores + (first + r) * KEYS, all->scoring.scale, softcap);
-      weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, scale, head_dim);
+      float *scores = bench->scores + (first + r) * KEYS;
+      for (int j = 0; kept == KEPT_INT8 && j < KEYS; j += LANES)
+        *(vf *)(scores + j) = scaled(*(vf *)(scores + j), piece.key_scales, j);
+      if (softcap) cap(scores, all->scoring.scale, softcap);
+      weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, scale, head_dim,
+            kept == KEPT_INT8 ? piece.value_scales : 0);
     }
-    mix(bench, first, rows, head_dim, &piece, &next);
+    if (kept != KEPT_BF16) {
+      widen_panels(&all->cache, bench->wide, piece.values, next.values, piece.num);
+      memcpy(then.values, piece.values, sizeof piece.values);
+    }
+    mix(bench, first, rows, head_dim, &piece, &then);
   }
 }
 
@@ -368,7 +401,7 @@ static void merge(const struct attention *all, size_t row, const float *partial,
     total += partial[head_dim + 1] * fade;
     for (int j = 0; j < head_dim; j++) sums[j] += partial[j] * fade;
   }
-  total += sink_of(all, row, top);
+  total = (total + sink_of(all, row, top)) / all->cache.value_scale;
   for (int j = 0; j < head_dim; j += LANES)
     *(vb *)result_at(all, row, j) = narrow_all(*(vf *)(sums + j) / total);
 }
@@ -400,7 +433,7 @@ static void attend_some(const void *what, int number, int next) {
       to[head_dim] = bench.top[r], to[head_dim + 1] = total;
     } else {
       size_t row = row_of_stack(item, r, all->heads, head, all->group);
-      total += sink_of(all, row, bench.top[r]);
+      total = (total + sink_of(all, row, bench.top[r])) / all->cache.value_scale;
       for (int j = 0; j < head_dim; j += LANES)
         *(vb *)result_at(all, row, j) = narrow_all(*(vf *)(sums + j) / total);
     }
@@ -420,24 +453,23 @@ static void merge_some(const void *what, int number, int next) {
 }
 
 /* `paged_attention`; lays_out: rows as a product takes them. */
-static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
+static int attend_all(const bf16 *query, const struct cache *cache, const int32_t *query_start,
                       const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
-                      int kv_heads, int head_dim, int block_size, const struct scoring *scoring, bf16 *out,
-                      int lays_out) {
-  int window = scoring->window, group = heads / kv_heads;
-  size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
+                      const struct scoring *scoring, bf16 *out, int lays_out) {
+  int window = scoring->window, kv_heads = cache->kv_heads, group = heads / kv_heads;
+  size_t row_room = (size_t)kv_heads * (cache->head_dim + 2), room;
   /* As many items as keep all threads busy, and a product's rows. Tiles of more rows than 16 touch others'. */
   int most = seqs * kv_heads / (4 * (team.num_helpers + 1));
   if (most > STACK / group) most = STACK / group;
   if (window || most < 1 || (HAS_TILES && group > 16)) most = 1;
-  struct batch batch = {query_start, context_lens, tables, width, seqs, block_size, most};
+  struct batch batch = {query_start, context_lens, tables, width, seqs, cache->block_size, most};
   int count = list_items(0, &room, &batch, group, row_room, window);
   struct item *items = malloc(count * sizeof *items);
   float *partial = malloc(room * 4 + 1);
   int failed = !items || !partial;
   if (!failed) {
-    struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
-                            row_room, heads, group, width, lays_out, *scoring};
+    struct attention all = {query, out, *cache, items, partial, row_room, heads, group, width, lays_out, *scoring};
+    all.scoring.scale *= cache->key_scale;
     list_items(items, &room, &batch, group, row_room, window);
     share_out(attend_some, &all, count * kv_heads);
     if (room) share_out(merge_some, &all, count);
@@ -453,9 +485,8 @@ static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *quer
 
    head_dim is a multiple of 32 up to 256, block_size of 16; heads / kv_heads at most 48.
    Returns 0; 1 without memory. */
-int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
+int paged_attention(const bf16 *query, const struct cache *cache, const int32_t *query_start,
                     const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
-                    int kv_heads, int head_dim, int block_size, const struct scoring *scoring, bf16 *out) {
-  return attend_all(query, blocks, query_start, context_lens, tables, width, seqs, heads, kv_heads,
-                    head_dim, block_size, scoring, out, 0);
+                    const struct scoring *scoring, bf16 *out) {
+  return attend_all(query, cache, query_start, context_lens, tables, width, seqs, heads, scoring, out, 0);
 }

@@ -23,7 +23,7 @@ from penstock.worker.engine.sampling.sampler import Sampler
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.step_tokens import max_step_tokens, step_time, try_step
 from penstock.worker.layers.arithmetic import Arithmetic, backends, told
-from penstock.worker.layers.fp8_cache import FP8, cannot_keep
+from penstock.worker.layers.eight_bit_cache import KEPT, cannot_keep
 from penstock.worker.models.contract.served import Model, ModelFacts, Network
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.folder.errors import CannotKeep, NoBackend, NoDevice
@@ -39,11 +39,11 @@ class DoesNotFit(PenstockError):
 
 def build_engine(config: EngineConfig) -> Engine:
     device = take_device(config)
-    kv_dtype = cache_dtype(config, device)
-    _refuse_backend(config, device, torch.bfloat16)  # what is known before a model is loaded
+    cache_dtype(config, device, torch.bfloat16)  # what is known before a model is loaded
+    _refuse_backend(config, device, torch.bfloat16)
     model = load_model(spec_of(config, device))
     _refuse_backend(config, device, model.dtype)
-    facts, dtype = model.config, kv_dtype or model.dtype
+    facts, dtype = model.config, cache_dtype(config, device, model.dtype)
     step_tokens = max_step_tokens(config, device)
     sizes = _sizes(config, step_tokens, model, dtype, device)
     num_blocks = sizes.num_blocks
@@ -61,7 +61,7 @@ def build_engine(config: EngineConfig) -> Engine:
         kv.zeros(num_blocks, config.block_size, dtype, device)
         if device.type != "cpu"
         else _zeros(
-            kv.of_blocks(num_blocks, config.block_size),
+            kv.of_blocks(num_blocks, config.block_size, dtype),
             dtype,
             config.kv_cache_memory_bytes is not None,
         )
@@ -155,23 +155,24 @@ def _refuse_backend(config: EngineConfig, device: torch.device, dtype: torch.dty
     reasons, backend = backends(device, dtype), config.attention_backend
     if backend != "auto" and reasons[backend] is not None:
         raise NoBackend(f"{backend} cannot compute here: {told(reasons)}")
-    if backend == "torch" and config.kv_cache_dtype != "auto":
-        raise NoBackend("torch: it reads no keys and values of 8 bits; leave one of the two out")
 
 
-def cache_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:
-    """Return the type of keys and values; None means the model's own. Raises CannotKeep."""
+def cache_dtype(
+    config: EngineConfig, device: torch.device, model_dtype: torch.dtype
+) -> torch.dtype:
+    """Return the type of keys and values, of a model that is computed so. Raises CannotKeep."""
     if config.kv_cache_dtype == "auto":
-        return None
-    why = cannot_keep(device)
+        return model_dtype
+    dtype = KEPT[config.kv_cache_dtype]
+    why = cannot_keep(dtype, device, model_dtype)
     if why is not None:
         raise CannotKeep(f"{config.kv_cache_dtype}: {why}")
-    return FP8
+    return dtype
 
 
 def block_bytes(config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> int:
     """Return the bytes of one block in all layers: keys and values of `block_size` tokens."""
-    return sum(kv.numbers for kv in facts.kv_shapes) * config.block_size * dtype.itemsize
+    return sum(kv.token_bytes(dtype) for kv in facts.kv_shapes) * config.block_size
 
 
 @dataclass(frozen=True, slots=True)
