@@ -81,6 +81,12 @@ def to_panels(kv_cache: Tensor) -> Tensor:
         numbers, scales = kv_cache.tensor_split((-4,), -1)
         panels, scales = to_panels(numbers.view(torch.uint8)), scales.flatten(3)
         return torch.cat((panels.view(torch.int8).flatten(3), scales), 3).view(kv_cache.shape)
+    if kv_cache.dtype in (torch.uint8, FP8):
+        keys, values = kv_cache.view(torch.uint8).unbind(2)
+        rows = *keys.shape[:2], keys.shape[2] // 16, 16
+        keys = keys.view(*rows, -1).transpose(3, 4).reshape(keys.shape)
+        values = values.view(*rows, -1, 16).transpose(3, 4).reshape(values.shape)
+        return torch.stack((keys, values), 2).view(kv_cache.dtype)
     keys, values = kv_cache.unbind(2)
     blocks, kv_heads, size, head_dim = keys.shape
     keys = keys.view(blocks, kv_heads, size // 16, 16, head_dim // 2, 2).transpose(3, 4)

@@ -162,7 +162,7 @@ static struct piece first_piece(const struct span *span, const struct cache *cac
 #if HAS_TILES
 /* scores[rows][KEYS] = queries by a piece's keys. Whole groups of 16 rows are touched, if rows are more. */
 static void score(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
-                  const struct piece *next) {
+                  const struct piece *next, int is_next_narrow, int kept) {
   for (int r = 0; r < rows; r += 16) {
     const bf16 *query = bench->query + (first + r) * head_dim;
     float *scores = bench->scores + (first + r) * KEYS;
@@ -171,7 +171,7 @@ static void score(struct bench *bench, int first, int rows, int head_dim, const 
 #define BY_KEYS(t)                                          \
   if (t < piece->num) {                                     \
     _tile_loadd(5, piece->keys[t] + i * PANEL, 64);         \
-    if (!r) fetch_ahead(next->keys[t] + i * PANEL, 1024);   \
+    if (!r) fetch_ahead(next->keys[t] + (i * PANEL >> is_next_narrow), 1024 >> is_next_narrow); \
     _tile_dpbf16ps(t, 4, 5);                                \
   }
     FOUR_TILES(CLEAR)
@@ -187,7 +187,7 @@ static void score(struct bench *bench, int first, int rows, int head_dim, const 
 
 /* sums[rows][head_dim] += weights by a piece's values; 64 columns at a time, or the last 32. */
 static void mix(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
-                const struct piece *next) {
+                const struct piece *next, int is_next_narrow, int kept) {
   for (int r = 0; r < rows; r += 16)
     for (int j = 0; j < head_dim; j += 64) {
       float *sums = bench->sums + (first + r) * head_dim + j;
@@ -197,12 +197,13 @@ static void mix(struct bench *bench, int first, int rows, int head_dim, const st
 #define BY_VALUES(t)                                      \
   if (t < tiles) {                                        \
     _tile_loadd(7, values + t * PANEL * PANEL, 64);       \
-    if (!r) fetch_ahead(later + t * PANEL * PANEL, 512);  \
+    if (!r) fetch_ahead(later + (t * PANEL * PANEL >> is_next_narrow), 512 >> is_next_narrow); \
     _tile_dpbf16ps(t, 6, 7);                              \
   }
       FOUR_TILES(LOAD)
       for (int s = 0; s < piece->num; s++) {
-        const bf16 *values = piece->values[s] + j * PANEL, *later = next->values[s] + j * PANEL;
+        const bf16 *values = piece->values[s] + j * PANEL;
+        const bf16 *later = next->values[s] + (j * PANEL >> is_next_narrow);
         _tile_loadd(6, bench->weights + (first + r) * KEYS + s * PANEL, KEYS * 2);
         FOUR_TILES(BY_VALUES)
       }
@@ -214,13 +215,13 @@ static void mix(struct bench *bench, int first, int rows, int head_dim, const st
 #else
 /* scores[rows][KEYS] = queries by a piece's keys. */
 static void score(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
-                  const struct piece *next) {
+                  const struct piece *next, int is_next_narrow, int kept) {
   memset(bench->scores + first * KEYS, 0, (size_t)rows * KEYS * 4);
   for (int s = 0; s < piece->num; s += COLUMNS) {
     int last = s + COLUMNS > piece->num ? s : s + COLUMNS - 1; /* an odd one twice: no query sees the second */
     struct right right = {piece->keys + s, next->keys + s, 1, head_dim,
                           (size_t)(piece->keys[last] - piece->keys[s]),
-                          (size_t)(next->keys[last] - next->keys[s])};
+                          (size_t)(next->keys[last] - next->keys[s]), is_next_narrow, kept};
     multiply_rows(rows, bench->query + first * head_dim, head_dim, &right,
                   bench->scores + first * KEYS + s * PANEL, KEYS, PANEL);
   }
@@ -228,29 +229,27 @@ static void score(struct bench *bench, int first, int rows, int head_dim, const 
 
 /* sums[rows][head_dim] += weights by a piece's values. */
 static void mix(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
-                const struct piece *next) {
+                const struct piece *next, int is_next_narrow, int kept) {
   const bf16 *values[KEYS / PANEL], *later[KEYS / PANEL];
+  size_t tile = PANEL * PANEL, then = tile >> is_next_narrow, now = kept == KEPT_BF16 ? tile : tile / 2;
   for (int j = 0; j < head_dim; j += COLUMNS * PANEL) {
     for (int s = 0; s < KEYS / PANEL; s++)
-      values[s] = piece->values[s] + j * PANEL, later[s] = next->values[s] + j * PANEL;
-    struct right right = {values, later, piece->num, PANEL, PANEL * PANEL, PANEL * PANEL};
+      values[s] = piece->values[s] + j / PANEL * now, later[s] = next->values[s] + j / PANEL * then;
+    struct right right = {values, later, piece->num, PANEL, now, then, is_next_narrow, kept};
     multiply_rows(rows, bench->weights + first * KEYS, KEYS, &right, bench->sums + first * head_dim + j,
                   head_dim, PANEL);
   }
 }
 #endif
 
-/* Keys or values of 8 bits become bf16 in `wide`, where `panels` then lead; `next` is fetched meanwhile. */
-static void widen_panels(const struct cache *cache, bf16 *wide, const bf16 **panels, const bf16 *const *next,
-                         int num) {
+/* Keys or values of 8 bits become bf16 in `wide`, where `panels` then lead. For few rows a product widens them
+   itself; for more it would do so several times. */
+static void widen_panels(const struct cache *cache, bf16 *wide, const bf16 **panels, int num) {
   int size = PANEL * cache->head_dim;
   for (int s = 0; s < num; s++) {
     const uint8_t *from = (const uint8_t *)panels[s];
-    const char *later = (const char *)next[s];
-    bf16 *to = wide + s * size;
-    for (int i = 0; i < size; i += 64) __builtin_prefetch(later + i, 0, 2);
-    if (cache->kept == KEPT_FP8) widen_fp8_panel(from, to, size);
-    else widen_int8_panel(from, to, size);
+    if (cache->kept == KEPT_FP8) widen_panel(from, KEPT_FP8, wide + s * size, cache->head_dim);
+    else widen_panel(from, KEPT_INT8, wide + s * size, cache->head_dim);
   }
   for (int s = 0; s < KEYS / PANEL; s++) panels[s] = wide + s * size;
 }
@@ -259,32 +258,27 @@ static void widen_panels(const struct cache *cache, bf16 *wide, const bf16 **pan
    piece that is wanted after it; blocks lie anywhere, and no processor guesses where. */
 static void attend_span(struct bench *bench, const struct attention *all, int head, int first, int rows,
                         const struct span *span, int position, const struct piece *later) {
-  int head_dim = all->cache.head_dim, window = all->scoring.window, kept = all->cache.kept;
+  int head_dim = all->cache.head_dim, window = all->scoring.window;
+  int is_narrow = all->cache.kept != KEPT_BF16, has_scales = all->cache.kept == KEPT_INT8;
+  int widens = is_narrow && (HAS_TILES || rows > 2 * ROWS), kept = widens ? KEPT_BF16 : all->cache.kept;
   float softcap = all->scoring.softcap, scale = softcap ? LOG2_E : all->scoring.scale * LOG2_E;
-  struct piece piece = first_piece(span, &all->cache, head), next, then;
+  struct piece piece = first_piece(span, &all->cache, head), next;
   use_tiles(least(rows, 16), 1);
   for (int key = span->from / KEYS * KEYS; key < span->to; key += KEYS, piece = next) {
     next = key + KEYS < span->to ? find_piece(span, &all->cache, head, key + KEYS) : *later;
-    then = next;
-    if (kept != KEPT_BF16) {
-      widen_panels(&all->cache, bench->wide, piece.keys, next.keys, piece.num);
-      memcpy(then.keys, piece.keys, sizeof piece.keys);
-    }
-    score(bench, first, rows, head_dim, &piece, &then);
+    if (widens) widen_panels(&all->cache, bench->wide, piece.keys, piece.num);
+    score(bench, first, rows, head_dim, &piece, &next, is_narrow, kept);
     for (int r = 0; r < rows; r++) {
       int seen = position + r / all->group + 1 - key, hidden = window ? seen - window : 0;
       float *scores = bench->scores + (first + r) * KEYS;
-      for (int j = 0; kept == KEPT_INT8 && j < KEYS; j += LANES)
+      for (int j = 0; has_scales && j < KEYS; j += LANES)
         *(vf *)(scores + j) = scaled(*(vf *)(scores + j), piece.key_scales, j);
       if (softcap) cap(scores, all->scoring.scale, softcap);
       weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, scale, head_dim,
-            kept == KEPT_INT8 ? piece.value_scales : 0);
+            has_scales ? piece.value_scales : 0);
     }
-    if (kept != KEPT_BF16) {
-      widen_panels(&all->cache, bench->wide, piece.values, next.values, piece.num);
-      memcpy(then.values, piece.values, sizeof piece.values);
-    }
-    mix(bench, first, rows, head_dim, &piece, &then);
+    if (widens) widen_panels(&all->cache, bench->wide, piece.values, piece.num);
+    mix(bench, first, rows, head_dim, &piece, &next, is_narrow, kept);
   }
 }
 
@@ -469,7 +463,8 @@ static int attend_all(const bf16 *query, const struct cache *cache, const int32_
   int failed = !items || !partial;
   if (!failed) {
     struct attention all = {query, out, *cache, items, partial, row_room, heads, group, width, lays_out, *scoring};
-    all.scoring.scale *= cache->key_scale;
+    float unit = cache->kept == KEPT_FP8 ? FP8_UNIT : 1;
+    all.scoring.scale *= cache->key_scale / unit, all.cache.value_scale /= unit;
     list_items(items, &room, &batch, group, row_room, window);
     share_out(attend_some, &all, count * kv_heads);
     if (room) share_out(merge_some, &all, count);

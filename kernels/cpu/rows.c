@@ -157,13 +157,12 @@ static void keep_row(const struct rotation *all, int t, int head, int is_value, 
   if (!is_value && cache->kept == KEPT_BF16) {
     for (int i = 0; i < head_dim; i += 2) memcpy(panel + (i * PANEL + place * 2) * 2, row + i, 4);
   } else if (!is_value) {
-    for (int i = 0; i < head_dim; i += 2) memcpy(panel + i * PANEL + place * 2, kept + i, 2);
+    for (int i = 0; i < head_dim; i++) panel[i * PANEL + place] = kept[i];
   } else if (cache->kept == KEPT_BF16) {
     bf16 *values = (bf16 *)panel + place / 2 * 2 * PANEL + place % 2;
     for (int i = 0; i < head_dim; i += PANEL) store_apart(values + i * PANEL, row + i);
   } else {
-    char *values = panel + place / 2 * 2 * PANEL + place % 2;
-    for (int i = 0; i < head_dim; i++) values[i / PANEL * PANEL * PANEL + i % PANEL * 2] = kept[i];
+    for (int i = 0; i < head_dim; i += PANEL) memcpy(panel + (i + place) * PANEL, kept + i, PANEL);
   }
 }
 

@@ -121,7 +121,12 @@ def spec_of(config: EngineConfig, device: torch.device) -> ModelSpec:
         config.model_impl,
         config.dtype,
         device,
-        Arithmetic(config.deterministic, config.quantization, config.attention_backend),
+        Arithmetic(
+            config.deterministic,
+            config.quantization,
+            config.attention_backend,
+            config.kv_cache_dtype,
+        ),
         config.load_format,
         config.hf_overrides,
         config.trust_remote_code,

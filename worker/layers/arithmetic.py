@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from penstock.kernels.attention.backends import Backend, backends, told
 from penstock.kernels.linear.panel_weight import PACKINGS, Packing
-from penstock.worker.layers.choices import Quantization
+from penstock.worker.layers.choices import KvCacheDtype, Quantization
 
 __all__ = ["AS_IT_IS", "Arithmetic", "Backend", "Packing", "backends", "told"]
 
@@ -17,11 +17,13 @@ class Arithmetic:
     quantization   the bits of a weight's numbers and, with 4 bits, how many share a scale; None
                    keeps the weights as they are; fp8 multiplies rows of eight bits too
     attention      the backend that computes it
+    kv_cache       what keys and values are kept as
     """
 
     deterministic: bool = False
     quantization: Quantization | None = None
     attention: Backend = "auto"
+    kv_cache: KvCacheDtype = "auto"
 
     @property
     def packing(self) -> Packing:
