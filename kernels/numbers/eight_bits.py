@@ -1,7 +1,7 @@
 """Keys and values in 8 bits: the rows of a cache, and the numbers that they stand for.
 
-    fp8   e4m3; what stands in the cache is multiplied by a scale of the layer
-    int8  the largest of a row is 127; its scale, float32, stands behind it in the same row
+fp8   e4m3; what stands in the cache is multiplied by a scale of the layer
+int8  the largest of a row is 127; its scale, float32, stands behind it in the same row
 """
 
 import torch

@@ -12,9 +12,7 @@ KEPT: Mapping[KvCacheDtype, torch.dtype] = {"fp8": FP8, "fp8_e4m3": FP8, "int8":
 _LEAST = (8, 9)  # capability of a GPU that converts fp8
 
 
-def cannot_keep(
-    dtype: torch.dtype, device: torch.device, model_dtype: torch.dtype
-) -> str | None:
+def cannot_keep(dtype: torch.dtype, device: torch.device, model_dtype: torch.dtype) -> str | None:
     """Return why the device keeps no keys and values so, of a model of this type; else None."""
     if not runs_triton(device):
         if model_dtype == torch.bfloat16:

@@ -18,8 +18,8 @@ from torch import Tensor
 from penstock.kernels.attention.backends import Backend
 from penstock.kernels.attention.paged_attention import plan_attention
 from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
-from penstock.kernels.numbers.eight_bits import flat_rows, widened
 from penstock.kernels.cache.rotate_and_store import Places, plan_store
+from penstock.kernels.numbers.eight_bits import flat_rows, widened
 from penstock.worker.layers.forward_pass import PassPlan
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.norm import Norm

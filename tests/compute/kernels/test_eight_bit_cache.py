@@ -157,9 +157,7 @@ def test_rows_are_those_of_torch_to_the_bit(
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_a_row_of_int8_with_what_is_no_number_has_no_scale(
-    ops: ctypes.CDLL, number: float
-) -> None:
+def test_a_row_of_int8_with_what_is_no_number_has_no_scale(ops: ctypes.CDLL, number: float) -> None:
     qkv = torch.ones(1, 3 * 64).bfloat16()
     qkv[0, 64 + 5] = qkv[0, 128 + 7] = number
     places, panels = Places(None, torch.tensor([3])), torch.zeros(1, 1, 2, 16, 68).to(torch.int8)

@@ -173,7 +173,7 @@ class Loader:
         return Attention(self._qkv(name, attention), shape, scoring, norms, table)
 
     def _kv_scales(self, module: str) -> KvScales:
-        """Return the scales of an attention's module where a cache has numbers that they are for."""
+        """Return an attention's scales where a cache has numbers that they are for."""
         is_fp8 = self.arithmetic.kv_cache.startswith("fp8")
         return self.weights.kv_scales(module) if is_fp8 else NO_SCALES
 
