@@ -167,7 +167,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         max_num_seqs=settings.max_num_seqs,
         kv_cache_dtype=settings.kv_cache_dtype,
     )
-    kv_dtype = cache_dtype(config, spec.device) or dtype
+    kv_dtype = cache_dtype(config, spec.device, dtype)
     if facts.kv_shapes:
         sizes = sizes_in(budget, config, facts, kv_dtype)
         length = length_that_fits(config, facts, sizes.num_blocks)

@@ -3,7 +3,8 @@
     query     [tokens, heads, head_dim]; the slices of several sequences, end to end
     kv_cache  [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; holds the batch's own
               keys and values; slots that were never written are finite. A latent shape has 1 in the
-              place of 2: values are the first numbers of the keys. On a GPU it may be of fp8
+              place of 2: values are the first numbers of the keys. It may be of fp8 and, on a
+              CPU, of int8 (`kernels.numbers.eight_bits`)
     returns   [tokens, heads, value_dim], contiguous
 
 `plan_attention` does once the work that the layers of a step share; each layer calls what it
@@ -18,7 +19,7 @@ from penstock.kernels.attention.backends import Backend
 from penstock.kernels.attention.paged_attention_panels import ops_on_panels, paged_attention_panels
 from penstock.kernels.attention.paged_attention_ref import attend, plan_gathers
 from penstock.kernels.attention.paged_attention_tiled import attend_tiles, plan_tiles
-from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
+from penstock.kernels.attention.spans import HeadShape, Scoring, Spans, with_key_scale
 from penstock.kernels.numbers.device import on_gpu
 
 # (query, kv_cache, scoring) -> attended
@@ -62,6 +63,10 @@ def _on_gpu(spans: Spans, shape: HeadShape, deterministic: bool) -> Attend:
         return lambda query, kv_cache, scoring: latent_attention_triton(
             query, kv_cache, spans, scoring, latent, deterministic=deterministic
         )
-    return lambda query, kv_cache, scoring: paged_attention_triton(
-        query, kv_cache, spans, scoring, deterministic=deterministic
-    )
+
+    def attend_scaled(query: Tensor, kv_cache: Tensor, scoring: Scoring) -> Tensor:
+        scales, scoring = scoring.scales, with_key_scale(scoring)
+        out = paged_attention_triton(query, kv_cache, spans, scoring, deterministic=deterministic)
+        return out if scales.value == 1 else out.mul_(scales.value)
+
+    return attend_scaled

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention.spans import HeadShape, Scoring, Span, Spans, first_seen, read_spans
+from penstock.kernels.attention.spans import (
+    HeadShape,
+    Scoring,
+    Span,
+    Spans,
+    first_seen,
+    read_spans,
+    with_key_scale,
+)
+from penstock.kernels.numbers.eight_bits import flat_rows, widened
 
 # Sequences whose numbers of blocks have this ratio or a closer one are padded to the longest.
 _CLOSE = 0.75
@@ -87,31 +96,32 @@ def plan_gathers(
     spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | None
 ) -> GatherPlan:
     """Plan the gathers of a step. kv_cache, of any layer, gives block size, type and device."""
-    tables = _Tables(spans.block_tables, shape, kv_cache.shape[3], kv_cache.dtype)
+    dtype = torch.float32 if kv_cache.itemsize == 1 else kv_cache.dtype
+    tables = _Tables(spans.block_tables, shape, kv_cache.shape[3], dtype)
     span_list = read_spans(spans, window)
     singles = [span for span in span_list if span.stop - span.start == 1]
     decodes = [_decodes(group, tables) for group in _alike(singles, tables)]
     prefills = [_prefill(span, tables, window) for span in span_list if span.stop - span.start > 1]
     gathers = [part.tiles for part in decodes] + [part.tiles for part in prefills]
     longest = max((tiles.numel() for tiles in gathers), default=0)
-    scratch = kv_cache.new_empty(longest, tables.block_size * shape.head_dim)
+    flat = flat_rows(kv_cache, tables.block_size * kv_cache.shape[4])
+    scratch = flat.new_empty(longest, flat.shape[1])
     return GatherPlan(shape, decodes, prefills, scratch)
 
 
 def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) -> Tensor:
     """Compute the attention: query [tokens, heads, head_dim] -> [tokens, heads, value_dim]."""
-    shape = plan.shape
-    flat = kv_cache.view(-1, plan.scratch.shape[1])
+    shape, value_scale, scoring = plan.shape, scoring.scales.value, with_key_scale(scoring)
     queries = query.view(-1, shape.num_kv_heads, shape.group, shape.head_dim)
     out = queries.new_empty(*queries.shape[:3], shape.value_dim)
     for decodes in plan.decodes:
-        key, value = _gather(flat, decodes.tiles, plan, decodes.mask.shape[0])
+        key, value = _gather(kv_cache, decodes.tiles, plan, decodes.mask.shape[0], query.dtype)
         rows = queries.index_select(0, decodes.rows).view(-1, shape.group, shape.head_dim)
         scores = _scores(rows, key, scoring, decodes.mask)
         mix = torch.bmm(_weights(scores, scoring, shape), value)
         out.index_copy_(0, decodes.rows, mix.view(-1, *out.shape[1:]))
     for prefill in plan.prefills:
-        key, value = _gather(flat, prefill.tiles, plan, shape.num_kv_heads)
+        key, value = _gather(kv_cache, prefill.tiles, plan, shape.num_kv_heads, query.dtype)
         rows = queries[prefill.start : prefill.stop].transpose(0, 1)
         for product in prefill.products:
             keys = slice(product.first, product.last)
@@ -127,14 +137,18 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) 
             out[first : first + product.stop - product.start] = mix.view(
                 shape.num_kv_heads, -1, shape.group, shape.value_dim
             ).transpose(0, 1)
-    return out.view(len(query), shape.num_heads, -1)
+    attended = out.view(len(query), shape.num_heads, -1)
+    return attended if value_scale == 1 else attended.mul_(value_scale)
 
 
-def _gather(flat: Tensor, tiles: Tensor, plan: GatherPlan, pairs: int) -> tuple[Tensor, Tensor]:
+def _gather(
+    kv_cache: Tensor, tiles: Tensor, plan: GatherPlan, pairs: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return keys and values [pairs, keys, .. dim]; a pair is a sequence and a key head."""
     blocks = plan.scratch[: tiles.numel()]
-    torch.index_select(flat, 0, tiles, out=blocks)
-    parts = blocks.view(plan.shape.parts, pairs, -1, plan.shape.head_dim)
+    torch.index_select(flat_rows(kv_cache, blocks.shape[1]), 0, tiles, out=blocks)
+    rows = blocks.view(plan.shape.parts, pairs, -1, kv_cache.shape[4])
+    parts = widened(rows, kv_cache.dtype, dtype)
     return parts[0], parts[-1][..., : plan.shape.value_dim]
 
 
@@ -152,7 +166,7 @@ def _attend_product(
 def _scores(rows: Tensor, key: Tensor, scoring: Scoring, mask: Tensor | None = None) -> Tensor:
     """Return the scores [pairs, rows, keys], with what a mask [pairs, 1, keys] adds."""
     if mask is not None and scoring.softcap is None:
-        return torch.baddbmm(mask, rows, key.transpose(1, 2), alpha=scoring.scale)
+        return torch.baddbmm(mask.to(rows.dtype), rows, key.transpose(1, 2), alpha=scoring.scale)
     scores = torch.baddbmm(
         rows.new_empty(()), rows, key.transpose(1, 2), beta=0, alpha=scoring.scale
     )

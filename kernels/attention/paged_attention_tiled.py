@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention.spans import HeadShape, Scoring, Span, Spans, first_seen, read_spans
+from penstock.kernels.attention.spans import (
+    HeadShape,
+    Scoring,
+    Span,
+    Spans,
+    first_seen,
+    read_spans,
+    with_key_scale,
+)
+from penstock.kernels.numbers.eight_bits import flat_rows, widened
 
 _KEYS = 128
 # Rows of a product; a query has one row for each head of its group.
@@ -84,20 +93,23 @@ def plan_tiles(spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | N
 
 def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scoring: Scoring) -> Tensor:
     """Compute the attention: query [tokens, heads, head_dim] -> [tokens, heads, value_dim]."""
-    flat = kv_cache.view(-1, plan.block_size * plan.shape.head_dim)
+    value_scale, scoring = scoring.scales.value, with_key_scale(scoring)
     out = query.new_empty(*query.shape[:2], plan.shape.value_dim)
     for together in plan.together:
         rows = query.index_select(0, together.rows)
-        mix = _attend_together(rows, flat, together, plan.shape, scoring)
+        mix = _attend_together(rows, kv_cache, together, plan.shape, scoring)
+        mix = mix if value_scale == 1 else mix.mul_(value_scale)
         out.index_copy_(0, together.rows[together.places], mix.to(query.dtype)[together.places])
     return out
 
 
 def _attend_together(
-    rows: Tensor, flat: Tensor, together: _Together, shape: HeadShape, scoring: Scoring
+    rows: Tensor, kv_cache: Tensor, together: _Together, shape: HeadShape, scoring: Scoring
 ) -> Tensor:
     """Compute some tiles: rows [tiles * rows, heads, head_dim] -> [.., value_dim], float32."""
     kv_heads, group, head_dim = shape.num_kv_heads, shape.group, shape.head_dim
+    block_size, width = kv_cache.shape[3:]
+    flat = flat_rows(kv_cache, block_size * width)
     num_tiles = together.advances[0].num_tiles
     # [tiles * kv_heads, rows * group, head_dim]
     queries = rows.view(num_tiles, -1, kv_heads, group, head_dim).transpose(1, 2)
@@ -111,7 +123,8 @@ def _attend_together(
     for advance in together.advances:
         pairs = advance.num_tiles * kv_heads
         blocks = flat.index_select(0, advance.tiles)
-        parts = blocks.view(shape.parts, pairs, -1, head_dim)
+        kept = blocks.view(shape.parts, pairs, -1, width)
+        parts = widened(kept, kv_cache.dtype, rows.dtype)
         key, value = parts[0], parts[-1][..., : shape.value_dim]
         scores = torch.bmm(queries[:pairs], key.transpose(1, 2)).float().mul_(scoring.scale)
         if scoring.softcap is not None:

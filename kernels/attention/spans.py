@@ -3,7 +3,7 @@
 How heads share keys (GQA, MQA), the sliding window, attention sinks and the soft cap are here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torch import Tensor
@@ -62,6 +62,17 @@ class HeadShape:
         return self.num_heads // self.num_kv_heads
 
 
+@dataclass(frozen=True, slots=True)
+class KvScales:
+    """What multiplies a layer's keys and values of fp8, as they stand in the cache."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+NO_SCALES = KvScales()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
     """How the keys that a query sees are weighed: by a softmax over scores.
@@ -70,12 +81,20 @@ class Scoring:
     window   a query sees this many keys, its own included; None means all before it
     softcap  a score s becomes softcap * tanh(s / softcap); None leaves it as it is
     sinks    [heads] float32; each is a score more in the sum of its head, without a value
+    scales   of a cache of fp8
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    scales: KvScales = NO_SCALES
+
+
+def with_key_scale(scoring: Scoring) -> Scoring:
+    """Return the scoring of products with keys as they stand in a cache."""
+    factor = scoring.scales.key
+    return scoring if factor == 1 else replace(scoring, scale=scoring.scale * factor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ values go into their slots of the paged KV cache.
 """
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.attention.backends import Backend
-from penstock.kernels.attention.paged_attention_panels import ops_on_panels
-from penstock.kernels.attention.spans import HeadShape
+from penstock.kernels.attention.paged_attention_panels import ops_on_panels, packed_cache
+from penstock.kernels.attention.spans import NO_SCALES, HeadShape, KvScales
 from penstock.kernels.cache.store_kv import key_rows, store_rows
 from penstock.kernels.numbers.device import on_gpu
 from penstock.kernels.rows.norm import NormWeights, normalise, normalise_compiled
@@ -43,8 +43,16 @@ class HeadNorms:
         )
 
 
-# (qkv, norms, kv_cache) -> queries
-Store = Callable[[Tensor, HeadNorms | None, Tensor], Tensor]
+class Store(Protocol):
+    """Returns the queries. `scales` are a layer's, and count in a cache of fp8."""
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        norms: HeadNorms | None,
+        kv_cache: Tensor,
+        scales: KvScales = NO_SCALES,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +84,17 @@ def plan_store(
     backend   the one that computes attention over this cache
     """
     if on_gpu(kv_cache) and shape.head_dim % 2 == 0:
-        return lambda qkv, norms, kv_cache: _on_gpu(qkv, norms, places, shape, kv_cache)
+        return lambda qkv, norms, kv_cache, scales=NO_SCALES: _on_gpu(
+            qkv, norms, places, shape, kv_cache, scales
+        )
     ops = ops_on_panels(kv_cache, shape, backend)
     if ops is not None:
-        return lambda qkv, norms, kv_cache: rotate_and_store_panels(
-            ops, qkv, norms, places, shape, kv_cache
+        return lambda qkv, norms, kv_cache, scales=NO_SCALES: rotate_and_store_panels(
+            ops, qkv, norms, places, shape, kv_cache, scales
         )
     rows = key_rows(places.slot_mapping, kv_cache)
-    return lambda qkv, norms, kv_cache: rotate_and_store_ref(
-        qkv, norms, places, shape, kv_cache, rows
+    return lambda qkv, norms, kv_cache, scales=NO_SCALES: rotate_and_store_ref(
+        qkv, norms, places, shape, kv_cache, rows, scales
     )
 
 
@@ -95,6 +105,7 @@ def rotate_and_store_ref(
     shape: HeadShape,
     kv_cache: Tensor,
     rows: Tensor,
+    scales: KvScales = NO_SCALES,
 ) -> Tensor:
     """Rotate and store in torch. `rows` are those of `key_rows`."""
     num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
@@ -108,12 +119,17 @@ def rotate_and_store_ref(
     if places.rotation:
         qk = rotary(qk, places.rotation.cos, places.rotation.sin)
     query, key = qk.tensor_split((num_heads,), 1)
-    store_rows(key, value, kv_cache, rows)
+    store_rows(key, value, kv_cache, rows, scales)
     return query
 
 
 def _on_gpu(
-    qkv: Tensor, norms: HeadNorms | None, places: Places, shape: HeadShape, kv_cache: Tensor
+    qkv: Tensor,
+    norms: HeadNorms | None,
+    places: Places,
+    shape: HeadShape,
+    kv_cache: Tensor,
+    scales: KvScales,
 ) -> Tensor:
     # Imported here: not every platform without a GPU has triton.
     from penstock.kernels.cache.rotate_and_store_triton import rotate_and_store_triton
@@ -126,7 +142,8 @@ def _on_gpu(
     weights = (norms.query.weight, norms.key.weight, norms.query.eps) if norms else None
     turn = places.rotation
     rotation = (turn.cos, turn.sin) if turn else None
-    return rotate_and_store_triton(qkv, weights, rotation, places.slot_mapping, shape, kv_cache)
+    slots = places.slot_mapping
+    return rotate_and_store_triton(qkv, weights, rotation, slots, shape, kv_cache, scales)
 
 
 def _normalised(heads: Tensor, norms: HeadNorms, norm: NormWeights) -> Tensor:
@@ -141,6 +158,7 @@ def rotate_and_store_panels(
     places: Places,
     shape: HeadShape,
     kv_cache: Tensor,
+    scales: KvScales = NO_SCALES,
 ) -> Tensor:
     """Rotate and store in compiled code, into a cache whose blocks hold panels.
 
@@ -161,12 +179,9 @@ def rotate_and_store_panels(
         turns.cos.data_ptr() if turns else None,
         turns.sin.data_ptr() if turns else None,
         places.slot_mapping.data_ptr(),
-        kv_cache.data_ptr(),
+        ctypes.byref(packed_cache(kv_cache, shape.head_dim, scales)),
         query.data_ptr(),
         len(qkv),
         shape.num_heads,
-        shape.num_kv_heads,
-        shape.head_dim,
-        kv_cache.shape[3],
     )
     return query

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention.spans import HeadShape
+from penstock.kernels.attention.spans import NO_SCALES, HeadShape, KvScales
 from penstock.kernels.numbers.device import INTERPRETED
 from penstock.kernels.numbers.fp8_triton import to_fp8
 
@@ -26,6 +26,7 @@ def rotate_and_store_triton(
     slot_mapping: Tensor,
     shape: HeadShape,
     kv_cache: Tensor,
+    scales: KvScales = NO_SCALES,
 ) -> Tensor:
     """Compute what `kernels.cache.rotate_and_store` says.
 
@@ -51,6 +52,8 @@ def rotate_and_store_triton(
         query,
         kv_cache,
         eps,
+        scales.key,
+        scales.value,
         kv_cache.stride(0),
         kv_cache.stride(1),
         kv_cache.stride(2),
@@ -62,6 +65,7 @@ def rotate_and_store_triton(
         COLUMNS=columns,
         NORMALISES=norms is not None,
         ROTATES=rotation is not None,
+        HAS_SCALES=scales != NO_SCALES,
         IS_INTERPRETED=INTERPRETED,
         num_warps=max(1, min(4, rows * columns // 128)),
     )
@@ -79,6 +83,8 @@ def _rotate_and_store(
     query_ptr,
     cache_ptr,
     eps,
+    key_scale,
+    value_scale,
     cache_block,
     cache_head,
     cache_value,
@@ -90,6 +96,7 @@ def _rotate_and_store(
     COLUMNS: tl.constexpr,
     NORMALISES: tl.constexpr,
     ROTATES: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
     HEAD_DIM: tl.constexpr = 2 * HALF
@@ -149,6 +156,9 @@ def _rotate_and_store(
     kind: tl.constexpr = cache_ptr.dtype.element_ty
     first = tl.where(is_value[:, None], kept_first.to(tl.float32), first)
     second = tl.where(is_value[:, None], kept_second.to(tl.float32), second)
+    if HAS_SCALES:
+        scale = tl.where(is_value, value_scale, key_scale)[:, None]
+        first, second = tl.div_rn(first, scale), tl.div_rn(second, scale)
     tl.store(cells, as_kept(first, kind, IS_INTERPRETED), mask=to_cache)
     tl.store(cells + HALF, as_kept(second, kind, IS_INTERPRETED), mask=to_cache)
 

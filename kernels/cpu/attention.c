@@ -1,14 +1,12 @@
-/* Paged attention over a cache whose keys and values lie in panels.
-
-   A block of one key head holds its keys, then its values, each by 16 positions:
-   keys    [block_size / 16][head_dim / 2][16 keys][2]
-   values  [block_size / 16][head_dim / 16][16 keys / 2][16][2]
+/* Paged attention over a cache whose keys and values lie in panels (`cache.h`). Those of 8 bits are widened
+   to bf16 a piece at a time, beside the thread that reads it.
 
    A running softmax over pieces of keys (flash attention, Dao and others, 2022); long contexts are
    cut into shares for several threads, merged in order. Pieces and shares count from position 0, and
    a key that a query does not see adds an exact zero, so a query's bits do not depend on what is
    computed beside it. So sequences that begin with the same blocks read them together: as rows of one
    product, where each alone had a few. */
+#include "cache.h"
 #include "team.h"
 
 #define KEYS 64      /* keys of a piece */
@@ -29,11 +27,6 @@ struct scoring {
   const float *sinks;
 };
 
-struct cache {
-  const bf16 *blocks;
-  int kv_heads, block_size, head_dim;
-};
-
 /* Keys from..to of a sequence. */
 struct span {
   const int32_t *table;
@@ -50,11 +43,13 @@ struct item {
   size_t partial; /* where its sums go if others have a share: [kv_heads][rows][head_dim + 2] */
 };
 
-/* What one thread works with. sums [STACK][head_dim], of weights that are relative to `top`. */
+/* What one thread works with. sums [STACK][head_dim], of weights that are relative to `top`. wide: a piece's
+   keys, then its values, of 8 bits. */
 struct bench {
   left query[STACK * MAX_HEAD], weights[STACK * KEYS];
   float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK]; /* in powers of two, as scores are scaled */
   vf totals[STACK]; /* sums of the weights, lane by lane */
+  bf16 wide[KEYS * MAX_HEAD];
 } __attribute__((aligned(64)));
 
 /* 2 to the x, within three parts in a million; nothing at -127 and below. A polynomial on the fraction (least
@@ -87,10 +82,23 @@ static void cap(float *scores, float scale, float softcap) {
   }
 }
 
+/* The keys and values of a piece, and of how many panels it is; those of int8 have scales. */
+struct piece {
+  const bf16 *keys[KEYS / PANEL], *values[KEYS / PANEL];
+  const float *key_scales[KEYS / PANEL], *value_scales[KEYS / PANEL];
+  int num;
+};
+
+/* Row by row, a score or a weight by its key's scale. */
+INLINE vf scaled(vf numbers, const float *const *scales, int key) {
+  return numbers * *(const vf *)(scales[key / PANEL] + key % PANEL);
+}
+
 /* A row's weights for one piece from its scores; before `hidden` and from `seen` on, keys are hidden. What
    the weights are relative to follows the highest score from afar: it may be exceeded 2^SLACK times, which
-   costs no accuracy, and saves most of the times that sums must follow. */
-static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim) {
+   costs no accuracy, and saves most of the times that sums must follow. scales: of its values, or none */
+static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim,
+                  const float *const *scales) {
   float *scores = bench->scores + row * KEYS, *sums = bench->sums + (size_t)row * head_dim;
   if (hidden > 0 || seen < KEYS) {
     vf place = count, none = (vf){} - INFINITY;
@@ -114,15 +122,10 @@ static void weigh(struct bench *bench, int row, int hidden, int seen, float scal
   for (int j = 0; j < KEYS; j += LANES) {
     vf weight = power_of_two(*(vf *)(scores + j) * scale - bench->top[row]);
     bench->totals[row] += weight;
+    if (scales) weight = scaled(weight, scales, j);
     store_left(bench->weights + row * KEYS + j, weight);
   }
 }
-
-/* The keys and values of a piece, and of how many panels it is. */
-struct piece {
-  const bf16 *keys[KEYS / PANEL], *values[KEYS / PANEL];
-  int num;
-};
 
 /* What the threads of a call share. */
 struct attention {
@@ -138,14 +141,16 @@ struct attention {
 
 /* Of one key head, from `key` on. */
 static struct piece find_piece(const struct span *span, const struct cache *cache, int head, int key) {
-  size_t tile = (size_t)cache->block_size * cache->head_dim, by_16 = (size_t)PANEL * cache->head_dim;
+  size_t side = side_bytes(cache);
   struct piece piece;
   piece.num = ((span->to - key < KEYS ? span->to - key : KEYS) + PANEL - 1) / PANEL;
   for (int s = 0; s < KEYS / PANEL; s++) {
     int at = key + (s < piece.num ? s : 0) * PANEL, block = span->table[at / cache->block_size];
-    piece.keys[s] = cache->blocks + ((size_t)block * cache->kv_heads + head) * 2 * tile +
-                    at % cache->block_size / PANEL * by_16;
-    piece.values[s] = piece.keys[s] + tile;
+    int offset = at % cache->block_size;
+    char *keys = keys_at(cache, block, offset, head);
+    float *scale = key_scale_at(cache, block, offset, head);
+    piece.keys[s] = (bf16 *)keys, piece.values[s] = (bf16 *)(keys + side);
+    piece.key_scales[s] = scale, piece.value_scales[s] = (float *)((char *)scale + side);
   }
   return piece;
 }
@@ -157,7 +162,7 @@ static struct piece first_piece(const struct span *span, const struct cache *cac
 #if HAS_TILES
 /* scores[rows][KEYS] = queries by a piece's keys. Whole groups of 16 rows are touched, if rows are more. */
 static void score(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
-                  const struct piece *next) {
+                  const struct piece *next, int is_next_narrow, int kept) {
   for (int r = 0; r < rows; r += 16) {
     const bf16 *query = bench->query + (first + r) * head_dim;
     float *scores = bench->scores + (first + r) * KEYS;
@@ -166,7 +171,7 @@ static void score(struct bench *bench, int first, int rows, int head_dim, const 
 #define BY_KEYS(t)                                          \
   if (t < piece->num) {                                     \
     _tile_loadd(5, piece->keys[t] + i * PANEL, 64);         \
-    if (!r) fetch_ahead(next->keys[t] + i * PANEL, 1024);   \
+    if (!r) fetch_ahead(next->keys[t] + (i * PANEL >> is_next_narrow), 1024 >> is_next_narrow); \
     _tile_dpbf16ps(t, 4, 5);                                \
   }
     FOUR_TILES(CLEAR)
@@ -182,7 +187,7 @@ static void score(struct bench *bench, int first, int rows, int head_dim, const 
 
 /* sums[rows][head_dim] += weights by a piece's values; 64 columns at a time, or the last 32. */
 static void mix(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
-                const struct piece *next) {
+                const struct piece *next, int is_next_narrow, int kept) {
   for (int r = 0; r < rows; r += 16)
     for (int j = 0; j < head_dim; j += 64) {
       float *sums = bench->sums + (first + r) * head_dim + j;
@@ -192,12 +197,13 @@ static void mix(struct bench *bench, int first, int rows, int head_dim, const st
 #define BY_VALUES(t)                                      \
   if (t < tiles) {                                        \
     _tile_loadd(7, values + t * PANEL * PANEL, 64);       \
-    if (!r) fetch_ahead(later + t * PANEL * PANEL, 512);  \
+    if (!r) fetch_ahead(later + (t * PANEL * PANEL >> is_next_narrow), 512 >> is_next_narrow); \
     _tile_dpbf16ps(t, 6, 7);                              \
   }
       FOUR_TILES(LOAD)
       for (int s = 0; s < piece->num; s++) {
-        const bf16 *values = piece->values[s] + j * PANEL, *later = next->values[s] + j * PANEL;
+        const bf16 *values = piece->values[s] + j * PANEL;
+        const bf16 *later = next->values[s] + (j * PANEL >> is_next_narrow);
         _tile_loadd(6, bench->weights + (first + r) * KEYS + s * PANEL, KEYS * 2);
         FOUR_TILES(BY_VALUES)
       }
@@ -209,13 +215,13 @@ static void mix(struct bench *bench, int first, int rows, int head_dim, const st
 #else
 /* scores[rows][KEYS] = queries by a piece's keys. */
 static void score(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
-                  const struct piece *next) {
+                  const struct piece *next, int is_next_narrow, int kept) {
   memset(bench->scores + first * KEYS, 0, (size_t)rows * KEYS * 4);
   for (int s = 0; s < piece->num; s += COLUMNS) {
     int last = s + COLUMNS > piece->num ? s : s + COLUMNS - 1; /* an odd one twice: no query sees the second */
     struct right right = {piece->keys + s, next->keys + s, 1, head_dim,
                           (size_t)(piece->keys[last] - piece->keys[s]),
-                          (size_t)(next->keys[last] - next->keys[s])};
+                          (size_t)(next->keys[last] - next->keys[s]), is_next_narrow, kept};
     multiply_rows(rows, bench->query + first * head_dim, head_dim, &right,
                   bench->scores + first * KEYS + s * PANEL, KEYS, PANEL);
   }
@@ -223,35 +229,56 @@ static void score(struct bench *bench, int first, int rows, int head_dim, const 
 
 /* sums[rows][head_dim] += weights by a piece's values. */
 static void mix(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
-                const struct piece *next) {
+                const struct piece *next, int is_next_narrow, int kept) {
   const bf16 *values[KEYS / PANEL], *later[KEYS / PANEL];
+  size_t tile = PANEL * PANEL, then = tile >> is_next_narrow, now = kept == KEPT_BF16 ? tile : tile / 2;
   for (int j = 0; j < head_dim; j += COLUMNS * PANEL) {
     for (int s = 0; s < KEYS / PANEL; s++)
-      values[s] = piece->values[s] + j * PANEL, later[s] = next->values[s] + j * PANEL;
-    struct right right = {values, later, piece->num, PANEL, PANEL * PANEL, PANEL * PANEL};
+      values[s] = piece->values[s] + j / PANEL * now, later[s] = next->values[s] + j / PANEL * then;
+    struct right right = {values, later, piece->num, PANEL, now, then, is_next_narrow, kept};
     multiply_rows(rows, bench->weights + first * KEYS, KEYS, &right, bench->sums + first * head_dim + j,
                   head_dim, PANEL);
   }
 }
 #endif
 
+/* Keys or values of 8 bits become bf16 in `wide`, where `panels` then lead. For few rows a product widens them
+   itself; for more it would do so several times. */
+static void widen_panels(const struct cache *cache, bf16 *wide, const bf16 **panels, int num) {
+  int size = PANEL * cache->head_dim;
+  for (int s = 0; s < num; s++) {
+    const uint8_t *from = (const uint8_t *)panels[s];
+    if (cache->kept == KEPT_FP8) widen_panel(from, KEPT_FP8, wide + s * size, cache->head_dim);
+    else widen_panel(from, KEPT_INT8, wide + s * size, cache->head_dim);
+  }
+  for (int s = 0; s < KEYS / PANEL; s++) panels[s] = wide + s * size;
+}
+
 /* Some rows of one key head against a span of keys; the first row's query is at `position`. later: a
    piece that is wanted after it; blocks lie anywhere, and no processor guesses where. */
 static void attend_span(struct bench *bench, const struct attention *all, int head, int first, int rows,
                         const struct span *span, int position, const struct piece *later) {
   int head_dim = all->cache.head_dim, window = all->scoring.window;
+  int is_narrow = all->cache.kept != KEPT_BF16, has_scales = all->cache.kept == KEPT_INT8;
+  int widens = is_narrow && (HAS_TILES || rows > 2 * ROWS), kept = widens ? KEPT_BF16 : all->cache.kept;
   float softcap = all->scoring.softcap, scale = softcap ? LOG2_E : all->scoring.scale * LOG2_E;
   struct piece piece = first_piece(span, &all->cache, head), next;
   use_tiles(least(rows, 16), 1);
   for (int key = span->from / KEYS * KEYS; key < span->to; key += KEYS, piece = next) {
     next = key + KEYS < span->to ? find_piece(span, &all->cache, head, key + KEYS) : *later;
-    score(bench, first, rows, head_dim, &piece, &next);
+    if (widens) widen_panels(&all->cache, bench->wide, piece.keys, piece.num);
+    score(bench, first, rows, head_dim, &piece, &next, is_narrow, kept);
     for (int r = 0; r < rows; r++) {
       int seen = position + r / all->group + 1 - key, hidden = window ? seen - window : 0;
-      if (softcap) cap(bench->scores + (first + r) * KEYS, all->scoring.scale, softcap);
-      weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, scale, head_dim);
+      float *scores = bench->scores + (first + r) * KEYS;
+      for (int j = 0; has_scales && j < KEYS; j += LANES)
+        *(vf *)(scores + j) = scaled(*(vf *)(scores + j), piece.key_scales, j);
+      if (softcap) cap(scores, all->scoring.scale, softcap);
+      weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, scale, head_dim,
+            has_scales ? piece.value_scales : 0);
     }
-    mix(bench, first, rows, head_dim, &piece, &next);
+    if (widens) widen_panels(&all->cache, bench->wide, piece.values, piece.num);
+    mix(bench, first, rows, head_dim, &piece, &next, is_narrow, kept);
   }
 }
 
@@ -368,7 +395,7 @@ static void merge(const struct attention *all, size_t row, const float *partial,
     total += partial[head_dim + 1] * fade;
     for (int j = 0; j < head_dim; j++) sums[j] += partial[j] * fade;
   }
-  total += sink_of(all, row, top);
+  total = (total + sink_of(all, row, top)) / all->cache.value_scale;
   for (int j = 0; j < head_dim; j += LANES)
     *(vb *)result_at(all, row, j) = narrow_all(*(vf *)(sums + j) / total);
 }
@@ -400,7 +427,7 @@ static void attend_some(const void *what, int number, int next) {
       to[head_dim] = bench.top[r], to[head_dim + 1] = total;
     } else {
       size_t row = row_of_stack(item, r, all->heads, head, all->group);
-      total += sink_of(all, row, bench.top[r]);
+      total = (total + sink_of(all, row, bench.top[r])) / all->cache.value_scale;
       for (int j = 0; j < head_dim; j += LANES)
         *(vb *)result_at(all, row, j) = narrow_all(*(vf *)(sums + j) / total);
     }
@@ -420,24 +447,24 @@ static void merge_some(const void *what, int number, int next) {
 }
 
 /* `paged_attention`; lays_out: rows as a product takes them. */
-static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
+static int attend_all(const bf16 *query, const struct cache *cache, const int32_t *query_start,
                       const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
-                      int kv_heads, int head_dim, int block_size, const struct scoring *scoring, bf16 *out,
-                      int lays_out) {
-  int window = scoring->window, group = heads / kv_heads;
-  size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
+                      const struct scoring *scoring, bf16 *out, int lays_out) {
+  int window = scoring->window, kv_heads = cache->kv_heads, group = heads / kv_heads;
+  size_t row_room = (size_t)kv_heads * (cache->head_dim + 2), room;
   /* As many items as keep all threads busy, and a product's rows. Tiles of more rows than 16 touch others'. */
   int most = seqs * kv_heads / (4 * (team.num_helpers + 1));
   if (most > STACK / group) most = STACK / group;
   if (window || most < 1 || (HAS_TILES && group > 16)) most = 1;
-  struct batch batch = {query_start, context_lens, tables, width, seqs, block_size, most};
+  struct batch batch = {query_start, context_lens, tables, width, seqs, cache->block_size, most};
   int count = list_items(0, &room, &batch, group, row_room, window);
   struct item *items = malloc(count * sizeof *items);
   float *partial = malloc(room * 4 + 1);
   int failed = !items || !partial;
   if (!failed) {
-    struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
-                            row_room, heads, group, width, lays_out, *scoring};
+    struct attention all = {query, out, *cache, items, partial, row_room, heads, group, width, lays_out, *scoring};
+    float unit = cache->kept == KEPT_FP8 ? FP8_UNIT : 1;
+    all.scoring.scale *= cache->key_scale / unit, all.cache.value_scale /= unit;
     list_items(items, &room, &batch, group, row_room, window);
     share_out(attend_some, &all, count * kv_heads);
     if (room) share_out(merge_some, &all, count);
@@ -453,9 +480,8 @@ static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *quer
 
    head_dim is a multiple of 32 up to 256, block_size of 16; heads / kv_heads at most 48.
    Returns 0; 1 without memory. */
-int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
+int paged_attention(const bf16 *query, const struct cache *cache, const int32_t *query_start,
                     const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
-                    int kv_heads, int head_dim, int block_size, const struct scoring *scoring, bf16 *out) {
-  return attend_all(query, blocks, query_start, context_lens, tables, width, seqs, heads, kv_heads,
-                    head_dim, block_size, scoring, out, 0);
+                    const struct scoring *scoring, bf16 *out) {
+  return attend_all(query, cache, query_start, context_lens, tables, width, seqs, heads, scoring, out, 0);
 }

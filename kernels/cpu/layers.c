@@ -2,12 +2,13 @@
 
 /* Norms stand before and after attention and the feed-forward layer, whose result is then added to the
    residual. head_norms: queries and keys are normalised, each head or all of a row. is_parallel: both read
-   the same rows. table: which of the pass's rotations; below 0 none. gate_up has n of one of its parts. */
+   the same rows. table: which of the pass's rotations; below 0 none. gate_up has n of one of its parts. key_scale and value_scale are the cache's. */
 struct layer {
   struct weight qkv, output, gate_up, down;
   struct norm attention_in, attention_out, mlp_in, mlp_out, query_norm, key_norm;
   int norms_whole_rows, is_parallel, activation, table;
   struct scoring scoring;
+  float key_scale, value_scale;
 };
 
 /* What a pass brings, as `rotate_and_store` and `paged_attention` have it; a cosine and a sine for each
@@ -16,7 +17,7 @@ struct pass {
   const bf16 *const *cos, *const *sin;
   const int64_t *slots;
   const int32_t *query_start, *context_lens, *tables;
-  int tokens, width, seqs, heads, kv_heads, head_dim, block_size;
+  int tokens, width, seqs, heads, kv_heads, head_dim, block_size, kept;
 };
 
 /* Memory for the rows of a pass: normed is as wide as hidden, wide as the larger n of qkv and gate_up. */
@@ -42,10 +43,12 @@ static const bf16 *rows_for(const struct weight *w, const struct norm *norm, con
   return normed;
 }
 
-static int attend_layer(const struct layer *layer, const struct pass *pass, bf16 *blocks, struct room room,
+static int attend_layer(const struct layer *layer, const struct pass *pass, char *blocks, struct room room,
                         int lays_out) {
   int tokens = pass->tokens, heads = pass->heads, kv_heads = pass->kv_heads, head_dim = pass->head_dim;
   int row = layer->qkv.n, whole = layer->norms_whole_rows;
+  struct cache cache = {blocks,     kv_heads,         pass->block_size,  head_dim,
+                        pass->kept, layer->key_scale, layer->value_scale};
   const struct norm *of_query = &layer->query_norm, *of_key = &layer->key_norm;
   if (whole) {
     bf16 *keys = room.wide + heads * head_dim;
@@ -54,11 +57,10 @@ static int attend_layer(const struct layer *layer, const struct pass *pass, bf16
   }
   rotate_and_store(room.wide, whole ? 0 : of_query->weight, whole ? 0 : of_key->weight, of_query->eps,
                    layer->table < 0 ? 0 : pass->cos[layer->table],
-                   layer->table < 0 ? 0 : pass->sin[layer->table], pass->slots, blocks, room.query, tokens,
-                   heads, kv_heads, head_dim, pass->block_size);
-  return attend_all(room.query, blocks, pass->query_start, pass->context_lens, pass->tables, pass->width,
-                    pass->seqs, heads, kv_heads, head_dim, pass->block_size, &layer->scoring, room.attended,
-                    lays_out);
+                   layer->table < 0 ? 0 : pass->sin[layer->table], pass->slots, &cache, room.query, tokens,
+                   heads);
+  return attend_all(room.query, &cache, pass->query_start, pass->context_lens, pass->tables, pass->width,
+                    pass->seqs, heads, &layer->scoring, room.attended, lays_out);
 }
 
 /* blocks  of each layer
@@ -66,7 +68,7 @@ static int attend_layer(const struct layer *layer, const struct pass *pass, bf16
    memory  [tokens up to a multiple of 16, hidden_size + 2 * heads * head_dim + widest], widest: the larger
            n of qkv and gate_up
    Returns 0; 1 without memory. */
-int run_layers(const struct layer *layers, int num, const struct pass *pass, bf16 *const *blocks,
+int run_layers(const struct layer *layers, int num, const struct pass *pass, char *const *blocks,
                bf16 *hidden, bf16 *memory) {
   int tokens = pass->tokens, size = layers->qkv.k, failed = 0;
   size_t rows = (tokens + 15) & ~15, of_heads = rows * pass->heads * pass->head_dim;

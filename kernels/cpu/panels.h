@@ -1,7 +1,8 @@
 /* Vectors of the machine that this is compiled for, and products with panels.
 
    A panel holds 16 columns of a matrix in bf16, two neighbours of the inner dimension side by side:
-   [depth / 2][16][2]. Weights, keys and values all lie in panels, and every product reads them. */
+   [depth / 2][16][2]; or in 8 bits, [depth][16], as keys and values may be kept. Weights, keys and values all
+   lie in panels, and every product reads them. */
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -56,7 +57,7 @@ INLINE bf16 narrow(float x) {
   return x == x ? rounded : (bits >> 16) | 0x40;
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -85,13 +86,68 @@ INLINE left left_of(bf16 x) { return widen(x); }
 INLINE void store_left(left *to, vf x) { *(vf *)to = x; }
 #endif
 
+enum kept { KEPT_BF16, KEPT_FP8, KEPT_INT8 };
+typedef int8_t vc __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+/* fp8 (e4m3) has four bits of the exponent, whose bias is 7, and three of the mantissa; the last magnitude is no
+   number. It is widened to its number times FP8_UNIT: so it is a half's, whose bias is 15. */
+#define NO_FP8 0x7f
+#if defined(__F16C__)
+#define FP8_UNIT 0x1p-8f
+#else
+#define FP8_UNIT 1.0f
+#endif
+
+/* A row of a panel of 8 bits, by LANES; int8 becomes what it is. */
+INLINE void widen_row(const uint8_t *x, const int kept, vf *wide) {
+#if defined(__F16C__)
+  if (kept == KEPT_FP8) {
+    __m256i signs = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)x)), size = _mm256_slli_epi16(signs, 9);
+    __m256i half = _mm256_and_si256(_mm256_slli_epi16(signs, 7), _mm256_set1_epi16((short)0xbf80));
+    half = _mm256_or_si256(half, _mm256_cmpeq_epi16(size, _mm256_set1_epi16((short)(NO_FP8 << 9))));
+#if LANES == 16
+    wide[0] = (vf)_mm512_cvtph_ps(half);
+#else
+    wide[0] = (vf)_mm256_cvtph_ps(_mm256_castsi256_si128(half));
+    wide[1] = (vf)_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+#endif
+    return;
+  }
+#endif
+  UNROLL for (int p = 0; p < PARTS; p++) {
+#if LANES == 8
+    vi code = (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(x + p * LANES)));
+#else
+    vi code = __builtin_convertvector(*(const vc *)(x + p * LANES), vi);
+#endif
+    if (kept == KEPT_INT8) {
+      wide[p] = __builtin_convertvector(code, vf);
+      continue;
+    }
+    vi size = (code & 0x7f) << 20; /* below 8 << 20 the mantissa has no leading one */
+    vf normal = (vf)(size + (120 << 23));
+    vi small = size < 8 << 20, bits = (small & (vi)(normal + (normal - 0x1p-6f))) | (~small & (vi)normal);
+    wide[p] = (vf)(bits | (size == NO_FP8 << 20) | (code & (int32_t)0x80000000));
+  }
+}
+
+/* Two rows of such a panel as one of bf16 has them. */
+INLINE void widen_pairs(const uint8_t *x, const int kept, vu *pairs) {
+  vf even[PARTS], odd[PARTS];
+  widen_row(x, kept, even);
+  widen_row(x + PANEL, kept, odd);
+  UNROLL for (int p = 0; p < PARTS; p++) pairs[p] = (vu)odd[p] | (vu)even[p] >> 16;
+}
+
 /* What stands on the right of a product: COLUMNS columns of `num` panels each, one below the other, of
    `depth`; a column begins `apart` numbers behind the last. next: as many that are multiplied later, to be
-   fetched from memory meanwhile. */
+   fetched from memory meanwhile; with is_next_narrow their numbers have a byte each. kept: what the panels have,
+   whose bytes are counted by two where they have 8 bits. */
 struct right {
   const bf16 *const *panels, *const *next;
   int num, depth;
   size_t apart, next_apart;
+  int is_next_narrow, kept;
 };
 
 /* One of several passes over what is on the right; each fetches as large a part of what is next. */
@@ -107,9 +163,9 @@ INLINE void fetch(const void *next, struct part part, int i) {
   __builtin_prefetch((const char *)next + part.first + (size_t)i * part.pace, 0, 2);
 }
 
-/* sums[COLUMNS][R][16] += x[R][num * depth] by columns of panels. A row's sums run over the inner
+/* sums[COLUMNS][R][16] += x[R][num * depth] by columns of panels of a kind. A row's sums run over the inner
    dimension in order, so they do not depend on R. */
-INLINE void multiply(const int R, const left *x, size_t stride, const struct right *right,
+INLINE void multiply(const int R, const int kept, const left *x, size_t stride, const struct right *right,
                      struct part part, float *sums, size_t sums_stride, size_t sums_apart) {
   vf acc[ROWS][COLUMNS][PARTS];
   UNROLL for (int r = 0; r < R; r++)
@@ -118,12 +174,17 @@ INLINE void multiply(const int R, const left *x, size_t stride, const struct rig
         acc[r][c][p] = *(vf *)(sums + c * sums_apart + r * sums_stride + p * LANES);
   for (int s = 0; s < right->num; s++, x += right->depth) {
     const bf16 *panel = right->panels[s];
-    for (int i = 0; i < right->depth; i += 2, panel += 2 * PANEL) {
+    for (int i = 0; i < right->depth; i += 2, panel += kept == KEPT_BF16 ? 2 * PANEL : PANEL) {
       UNROLL for (int c = 0; c < COLUMNS; c++)
         fetch(right->next[s] + c * right->next_apart, part, i);
 #if MULTIPLIES_PAIRS
       __m512bh pairs[COLUMNS];
-      UNROLL for (int c = 0; c < COLUMNS; c++) pairs[c] = (__m512bh)_mm512_loadu_si512(panel + c * right->apart);
+      UNROLL for (int c = 0; c < COLUMNS; c++) {
+        const bf16 *from = panel + c * right->apart;
+        vu wide[PARTS];
+        if (kept != KEPT_BF16) widen_pairs((const uint8_t *)from, kept, wide);
+        pairs[c] = kept == KEPT_BF16 ? (__m512bh)_mm512_loadu_si512(from) : (__m512bh)wide[0];
+      }
       UNROLL for (int r = 0; r < R; r++) {
         int32_t pair;
         memcpy(&pair, x + r * stride + i, 4);
@@ -133,7 +194,12 @@ INLINE void multiply(const int R, const left *x, size_t stride, const struct rig
       }
 #else
       vf even[COLUMNS][PARTS], odd[COLUMNS][PARTS];
-      UNROLL for (int c = 0; c < COLUMNS; c++)
+      UNROLL for (int c = 0; kept != KEPT_BF16 && c < COLUMNS; c++) {
+        const uint8_t *from = (const uint8_t *)(panel + c * right->apart);
+        widen_row(from, kept, even[c]);
+        widen_row(from + PANEL, kept, odd[c]);
+      }
+      UNROLL for (int c = 0; kept == KEPT_BF16 && c < COLUMNS; c++)
         UNROLL for (int p = 0; p < PARTS; p++) {
           vi pairs = *(const vi *)(panel + c * right->apart + p * LANES * 2);
           even[c][p] = (vf)(pairs << 16);
@@ -180,12 +246,20 @@ INLINE void multiply(const int R, const left *x, size_t stride, const struct rig
 __attribute__((unused))
 static void multiply_rows(int rows, const left *x, size_t stride, const struct right *right, float *sums,
                           size_t sums_stride, size_t sums_apart) {
-  size_t bytes = (size_t)right->depth * PANEL * 2;
-#define STEP(R, row)                                                                         \
-  multiply(R, x + (row) * stride, stride, right, part_of(row, R, rows, bytes, right->depth), \
+  size_t bytes = (size_t)right->depth * PANEL * 2 >> right->is_next_narrow;
+#define STEP(KEPT, R, row)                                                                         \
+  multiply(R, KEPT, x + (row) * stride, stride, right, part_of(row, R, rows, bytes, right->depth), \
            sums + (row) * sums_stride, sums_stride, sums_apart)
-  BY_ROWS(rows, STEP)
+#define STEP_BF16(R, row) STEP(KEPT_BF16, R, row)
+#define STEP_FP8(R, row) STEP(KEPT_FP8, R, row)
+#define STEP_INT8(R, row) STEP(KEPT_INT8, R, row)
+  if (right->kept == KEPT_FP8) { BY_ROWS(rows, STEP_FP8) }
+  else if (right->kept == KEPT_INT8) { BY_ROWS(rows, STEP_INT8) }
+  else { BY_ROWS(rows, STEP_BF16) }
 #undef STEP
+#undef STEP_BF16
+#undef STEP_FP8
+#undef STEP_INT8
 }
 
 /* x where a < b */

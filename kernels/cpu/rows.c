@@ -1,4 +1,5 @@
 /* What a decoder does to rows between its products. A row's bits depend on that row alone. */
+#include "cache.h"
 #include "team.h"
 
 #define NUMBERS 4096 /* numbers of an item, about: a microsecond of work */
@@ -98,8 +99,9 @@ struct rotation {
   const float *query_norm, *key_norm;
   const bf16 *cos, *sin;
   const int64_t *slots;
-  bf16 *blocks, *query;
-  int tokens, heads, kv_heads, head_dim, block_size;
+  const struct cache *cache;
+  bf16 *query;
+  int tokens, heads;
   float eps;
 };
 
@@ -113,12 +115,10 @@ INLINE void store_apart(bf16 *to, const bf16 *numbers) {
 #endif
 }
 
-/* Where a token's key of one head goes; its value is a tile behind. */
-INLINE bf16 *key_at(const struct rotation *all, int t, int head) {
-  const int head_dim = all->head_dim, block_size = all->block_size;
-  int block = all->slots[t] / block_size, offset = all->slots[t] % block_size;
-  return all->blocks + ((size_t)block * all->kv_heads + head) * 2 * block_size * head_dim +
-         offset / PANEL * (size_t)PANEL * head_dim;
+/* Where a token's key of one head goes: its panel; its value is a side behind. */
+INLINE char *key_at(const struct rotation *all, int t, int head) {
+  int size = all->cache->block_size;
+  return keys_at(all->cache, all->slots[t] / size, all->slots[t] % size, head);
 }
 
 /* The first token after t, below stop, that goes into another panel. */
@@ -131,21 +131,43 @@ INLINE int next_panel(const struct rotation *all, int t, int stop) {
 /* The lines that tokens t..stop of one panel write: two numbers of a key each, and a pair's values. They are
    in no cache when a sequence goes on. */
 static void fetch_panel(const struct rotation *all, int t, int stop) {
-  const int head_dim = all->head_dim;
-  size_t tile = (size_t)all->block_size * head_dim;
+  const struct cache *cache = all->cache;
+  size_t side = side_bytes(cache), row = kept_bytes(cache, PANEL);
   int pair = all->slots[t] % PANEL / 2, pairs = t + 1 < stop ? PANEL / 2 : pair + 1;
-  for (int h = 0; h < all->kv_heads; h++) {
-    const bf16 *keys = key_at(all, t, h), *values = keys + tile;
-    for (int i = 0; i < head_dim; i += 2) __builtin_prefetch(keys + i * PANEL, 1, 3);
-    for (int i = 0; i < head_dim; i += PANEL)
-      for (int p = pair; p < pairs; p++) __builtin_prefetch(values + (i + 2 * p) * PANEL, 1, 3);
+  for (int h = 0; h < cache->kv_heads; h++) {
+    const char *keys = key_at(all, t, h), *values = keys + side;
+    for (int i = 0; i < cache->head_dim; i += 2) __builtin_prefetch(keys + i * row, 1, 3);
+    for (int i = 0; i < cache->head_dim; i += PANEL)
+      for (int p = pair; p < pairs; p++) __builtin_prefetch(values + (i + 2 * p) * row, 1, 3);
+  }
+}
+
+/* A token's key of one head, or with `is_value` its value, goes into its places. */
+static void keep_row(const struct rotation *all, int t, int head, int is_value, const bf16 *row) {
+  const struct cache *cache = all->cache;
+  const int head_dim = cache->head_dim, place = all->slots[t] % PANEL;
+  char *panel = key_at(all, t, head) + is_value * side_bytes(cache);
+  uint8_t kept[MAX_HEAD];
+  if (cache->kept != KEPT_BF16) {
+    float scale = narrow_row(cache, row, is_value ? cache->value_scale : cache->key_scale, kept);
+    int size = cache->block_size;
+    float *to = key_scale_at(cache, all->slots[t] / size, all->slots[t] % size, head);
+    if (cache->kept == KEPT_INT8) *(float *)((char *)to + is_value * side_bytes(cache)) = scale;
+  }
+  if (!is_value && cache->kept == KEPT_BF16) {
+    for (int i = 0; i < head_dim; i += 2) memcpy(panel + (i * PANEL + place * 2) * 2, row + i, 4);
+  } else if (!is_value) {
+    for (int i = 0; i < head_dim; i++) panel[i * PANEL + place] = kept[i];
+  } else if (cache->kept == KEPT_BF16) {
+    bf16 *values = (bf16 *)panel + place / 2 * 2 * PANEL + place % 2;
+    for (int i = 0; i < head_dim; i += PANEL) store_apart(values + i * PANEL, row + i);
+  } else {
+    for (int i = 0; i < head_dim; i += PANEL) memcpy(panel + (i + place) * PANEL, kept + i, PANEL);
   }
 }
 
 static void rotate_token(const struct rotation *all, int t) {
-  const int heads = all->heads, kv_heads = all->kv_heads, head_dim = all->head_dim;
-  const int place = all->slots[t] % PANEL; /* in a panel */
-  size_t tile = (size_t)all->block_size * head_dim;
+  const int heads = all->heads, kv_heads = all->cache->kv_heads, head_dim = all->cache->head_dim;
   const bf16 *head = all->qkv + (size_t)t * (heads + 2 * kv_heads) * head_dim;
   const bf16 *cosines = all->cos ? all->cos + (size_t)t * head_dim : 0;
   const bf16 *sines = all->cos ? all->sin + (size_t)t * head_dim : 0;
@@ -169,14 +191,9 @@ static void rotate_token(const struct rotation *all, int t) {
       TURN(j, second, first);
 #undef TURN
     }
-    if (h < heads) continue;
-    bf16 *keys = key_at(all, t, h - heads) + place * 2;
-    for (int i = 0; i < head_dim; i += 2) memcpy(keys + i * PANEL, key + i, 4);
+    if (h >= heads) keep_row(all, t, h - heads, 0, key);
   }
-  for (int h = 0; h < kv_heads; h++, head += head_dim) {
-    bf16 *values = key_at(all, t, h) + tile + place / 2 * 2 * PANEL;
-    for (int i = 0; i < head_dim; i += PANEL) store_apart(values + i * PANEL + place % 2, head + i);
-  }
+  for (int h = 0; h < kv_heads; h++, head += head_dim) keep_row(all, t, h, 1, head);
 }
 
 /* Tokens of an item, about. */
@@ -206,13 +223,11 @@ static void rotate_some(const void *what, int item, int then) {
    qkv       [tokens, heads + 2 * kv_heads, head_dim]
    cos, sin  [tokens, head_dim], sin's first half negated; or none, and nothing is turned
    slots     [tokens]; block * block_size + offset
-   blocks    as paged_attention has them
    query     [tokens, heads, head_dim] */
 void rotate_and_store(const bf16 *qkv, const float *query_norm, const float *key_norm, float eps,
-                      const bf16 *cos, const bf16 *sin, const int64_t *slots, bf16 *blocks, bf16 *query,
-                      int tokens, int heads, int kv_heads, int head_dim, int block_size) {
-  struct rotation all = {qkv,   query_norm, key_norm, cos,      sin,        slots, blocks,
-                         query, tokens,     heads,    kv_heads, head_dim, block_size, eps};
+                      const bf16 *cos, const bf16 *sin, const int64_t *slots, const struct cache *cache,
+                      bf16 *query, int tokens, int heads) {
+  struct rotation all = {qkv, query_norm, key_norm, cos, sin, slots, cache, query, tokens, heads, eps};
   int size = tokens_of_item(tokens);
   share_out(rotate_some, &all, (tokens + size - 1) / size);
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.attention.backends import Backend
 from penstock.kernels.attention.paged_attention_panels import (
+    KINDS,
     PackedScoring,
     ops_on_panels,
     packed_scoring,
@@ -86,6 +87,7 @@ class PanelLayers:
             self._shape.num_kv_heads,
             self._shape.head_dim,
             kv_caches[0].shape[3],
+            KINDS[kv_caches[0].dtype],
         )
         blocks = (ctypes.c_void_p * len(kv_caches))(
             *[kv_cache.data_ptr() for kv_cache in kv_caches]
@@ -120,6 +122,7 @@ class _Layer(ctypes.Structure):
             for name in ("norms_whole_rows", "is_parallel", "activation", "table")
         ],
         ("scoring", PackedScoring),
+        *[(name, ctypes.c_float) for name in ("key_scale", "value_scale")],
     )
 
 
@@ -129,7 +132,10 @@ class _Pass(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("slots", "query_start", "context_lens", "tables")],
         *[
             (name, ctypes.c_int)
-            for name in ("tokens", "width", "seqs", "heads", "kv_heads", "head_dim", "block_size")
+            for name in (
+                *("tokens", "width", "seqs", "heads", "kv_heads", "head_dim", "block_size"),
+                "kept",
+            )
         ],
     )
 
@@ -152,4 +158,6 @@ def _layer(parts: LayerParts) -> _Layer:
         parts.gate_up.activation,
         -1 if parts.table is None else parts.table,
         packed_scoring(parts.scoring),
+        parts.scoring.scales.key,
+        parts.scoring.scales.value,
     )

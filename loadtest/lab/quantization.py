@@ -1,8 +1,11 @@
-"""`penstock bench quantization`: the savings and the costs of weights of fewer bits."""
+"""`penstock bench quantization`: the savings and the costs of fewer bits.
+
+They are of weights, or of keys and values.
+"""
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -29,12 +32,21 @@ from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.engine.running.runner import ModelRunner
 from penstock.worker.layers.batch import Batch
-from penstock.worker.layers.choices import Quantization
+from penstock.worker.layers.choices import KvCacheDtype, Quantization
 from penstock.worker.layers.linear import Weight
 from penstock.worker.models.native.decoder import Decoder
 from penstock.worker.process.model_folder import model_folder
 
-WEIGHTS: tuple[Quantization | None, ...] = (None, "int8", "int4_g128", "int4_g64")
+PLAIN = "bf16"
+# Each row's name, the weights' bits, and those of keys and values.
+KINDS: Mapping[str, tuple[Quantization | None, KvCacheDtype]] = {
+    PLAIN: (None, "auto"),
+    "bf16, KV int8": (None, "int8"),
+    "bf16, KV fp8": (None, "fp8"),
+    "int8": ("int8", "auto"),
+    "int4_g128": ("int4_g128", "auto"),
+    "int4_g64": ("int4_g64", "auto"),
+}
 AT_ONCE = (1, 8)
 _BLOCK_SIZE = 16
 _KV_CACHE_BYTES = 2**26
@@ -43,6 +55,8 @@ _SLICE = 128  # tokens of a document in one pass
 
 class QuantizationSettings(Settings):
     """Size, perplexity and decoding speed with weights of bf16, int8 and int4, in one run.
+
+    Beside them, bf16 with keys and values of int8 and fp8.
 
     Perplexity is the bundled model's, on text that it has not seen.
     """
@@ -117,7 +131,7 @@ def _show(console: Console, title: str, folder: Path, samples: Sequence[Sample])
     score_columns = ("perplexity", "", "of answers", "") if samples else ()
     for column in ("MB", "", *score_columns, "tokens/s at 1", "", "at 8", ""):
         table.add_column(column, justify="right")
-    plain = rows[None]
+    plain = rows[PLAIN]
     for name, row in rows.items():
         cells = [f"{row.num_bytes / 1e6:.1f}", f"{row.num_bytes / plain.num_bytes:.2f}"]
         if row.perplexity and plain.perplexity:
@@ -126,7 +140,7 @@ def _show(console: Console, title: str, folder: Path, samples: Sequence[Sample])
         for count in AT_ONCE:
             speed = row.tokens_per_s[count]
             cells += [f"{speed:.0f}", f"{speed / plain.tokens_per_s[count]:.2f}"]
-        table.add_row(name or "bf16", *cells)
+        table.add_row(name, *cells)
     console.print(table)
     console.print(f"  CPU used by others: {neighbours.share:.0%}\n", highlight=False)
 
@@ -135,8 +149,8 @@ def _beside(value: float, plain: float) -> list[str]:
     return [f"{value:.4f}", f"{value / plain - 1:+.2%}"]
 
 
-def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | None, QuantizationRow]:
-    engines = {name: engine_of(folder, name) for name in WEIGHTS}
+def _measure(folder: Path, samples: Sequence[Sample]) -> dict[str, QuantizationRow]:
+    engines = {name: engine_of(folder, *bits) for name, bits in KINDS.items()}
     # Before any step: a head keeps the memory of its scores.
     num_bytes = {name: weight_bytes(engine) for name, engine in engines.items()}
     speeds = {count: decoding_speeds(engines, count) for count in AT_ONCE}
@@ -148,13 +162,16 @@ def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | Non
     return rows
 
 
-def engine_of(folder: Path, quantization: Quantization | None) -> Engine:
+def engine_of(
+    folder: Path, quantization: Quantization | None, kv_cache_dtype: KvCacheDtype = "auto"
+) -> Engine:
     return build_engine(
         EngineConfig(
             model=folder,
             dtype="bfloat16",
             device="cpu",
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             block_size=_BLOCK_SIZE,
             kv_cache_memory_bytes=_KV_CACHE_BYTES,
             max_num_batched_tokens=max(AT_ONCE) * PROMPT,  # all prompts in one step

@@ -66,6 +66,13 @@ static inline emulated_sums emulated_blend(uint32_t mask, emulated_sums x, emula
     if (mask >> i & 1) x[i] = y[i];
   return x;
 }
+static inline emulated_sums emulated_halves_widened(__m256i x) {
+  __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(x)), high = _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1));
+  emulated_sums wide;
+  memcpy(&wide, &low, 32), memcpy((char *)&wide + 32, &high, 32);
+  return wide;
+}
+#define _mm512_cvtph_ps(x) emulated_halves_widened(x)
 #define _mm512_cmp_ps_mask(x, y, less) emulated_less(x, y)
 #define _mm512_mask_blend_ps(mask, x, y) emulated_blend(mask, x, y)
 #define _mm512_reduce_max_ps(x) emulated_reduce_max(x)

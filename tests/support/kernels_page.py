@@ -185,12 +185,12 @@ def _store(
 ) -> tuple[Any, ...]:
     types = {"qkv_ptr": "*bf16", "query_weight_ptr": "*fp32", "key_weight_ptr": "*fp32"}
     types |= dict.fromkeys(("cos_ptr", "sin_ptr", "query_ptr", "cache_ptr"), "*bf16")
-    types |= {"slots_ptr": "*i64", "eps": "fp32"}
+    types |= {"slots_ptr": "*i64"} | dict.fromkeys(("eps", "key_scale", "value_scale"), "fp32")
     types |= dict.fromkeys(("cache_block", "cache_head", "cache_value"), "i32")
     constants = {
         "HEADS": heads, "KV_HEADS": kv_heads, "HALF": head_dim // 2, "BLOCK_SIZE": 16,
         "ROWS": 2048 // head_dim, "COLUMNS": head_dim // 2, "NORMALISES": has_norms,
-        "ROTATES": True, "IS_INTERPRETED": False,
+        "ROTATES": True, "HAS_SCALES": False, "IS_INTERPRETED": False,
     }  # fmt: skip
     return compiled(_rotate_and_store, types, constants, made_for)
 

@@ -20,10 +20,19 @@ class Slice:
 
 
 class Passes:
-    """token_ids: the sequences. Each pass computes some slices and remembers each row's logits."""
+    """Each pass computes some slices and remembers each row's logits.
+
+    token_ids  the sequences
+    kept       the type of keys and values; None means the model's
+    """
 
     def __init__(
-        self, decoder: Model, token_ids: list[list[int]], seed: int = 0, block_size: int = 16
+        self,
+        decoder: Model,
+        token_ids: list[list[int]],
+        seed: int = 0,
+        block_size: int = 16,
+        kept: torch.dtype | None = None,
     ) -> None:
         config = decoder.config
         self.decoder = decoder
@@ -35,7 +44,7 @@ class Passes:
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         self.tables = [part.tolist() for part in torch.split(order[: sum(needed)], needed)]
         self.kv_caches = [
-            torch.zeros(kv.of_blocks(num_blocks, block_size), dtype=decoder.dtype)
+            kv.zeros(num_blocks, block_size, kept or decoder.dtype, torch.device("cpu"))
             for kv in config.kv_shapes
         ]
 

@@ -23,7 +23,7 @@ from penstock.worker.engine.sampling.sampler import Sampler
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.step_tokens import max_step_tokens, step_time, try_step
 from penstock.worker.layers.arithmetic import Arithmetic, backends, told
-from penstock.worker.layers.fp8_cache import FP8, cannot_keep
+from penstock.worker.layers.eight_bit_cache import KEPT, cannot_keep
 from penstock.worker.models.contract.served import Model, ModelFacts, Network
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.folder.errors import CannotKeep, NoBackend, NoDevice
@@ -40,12 +40,12 @@ class DoesNotFit(PenstockError):
 
 def build_engine(config: EngineConfig) -> Engine:
     device = take_device(config)
-    kv_dtype = cache_dtype(config, device)
-    _refuse_backend(config, device, torch.bfloat16)  # what is known before a model is loaded
+    cache_dtype(config, device, torch.bfloat16)  # what is known before a model is loaded
+    _refuse_backend(config, device, torch.bfloat16)
     spec = spec_of(config, device)
     model = load_model(spec)
     _refuse_backend(config, device, model.dtype)
-    facts, dtype = model.config, kv_dtype or model.dtype
+    facts, dtype = model.config, cache_dtype(config, device, model.dtype)
     step_tokens = max_step_tokens(config, device)
     sizes = _sizes(config, step_tokens, model, dtype, device)
     num_blocks = sizes.num_blocks
@@ -57,7 +57,7 @@ def build_engine(config: EngineConfig) -> Engine:
         # Each has at least one token of a step.
         max_num_seqs=min(sizes.num_seqs, step_tokens),
         eos_token_ids=facts.eos_token_ids,
-        numerics=model.numerics or spec.arithmetic.rounding,
+        numerics="; ".join(filter(None, (model.numerics, spec.arithmetic.rounding))),
     )
     model.prepare(limits.max_model_len)
     kv_caches = _kv_caches(config, facts, num_blocks, dtype, device)
@@ -115,7 +115,7 @@ def _kv_caches(
         return [kv.zeros(num_blocks, config.block_size, dtype, device) for kv in facts.kv_shapes]
     is_asked_for = config.kv_cache_memory_bytes is not None
     return [
-        _zeros(kv.of_blocks(num_blocks, config.block_size), dtype, is_asked_for)
+        _zeros(kv.of_blocks(num_blocks, config.block_size, dtype), dtype, is_asked_for)
         for kv in facts.kv_shapes
     ]
 
@@ -136,6 +136,7 @@ def spec_of(config: EngineConfig, device: torch.device) -> ModelSpec:
             config.deterministic,
             quantization_to_make(config.model, config.quantization),
             config.attention_backend,
+            config.kv_cache_dtype,
         ),
         config.load_format,
         config.hf_overrides,
@@ -170,23 +171,24 @@ def _refuse_backend(config: EngineConfig, device: torch.device, dtype: torch.dty
     reasons, backend = backends(device, dtype), config.attention_backend
     if backend != "auto" and reasons[backend] is not None:
         raise NoBackend(f"{backend} cannot compute here: {told(reasons)}")
-    if backend == "torch" and config.kv_cache_dtype != "auto":
-        raise NoBackend("torch: it reads no keys and values of 8 bits; leave one of the two out")
 
 
-def cache_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:
-    """Return the type of keys and values; None means the model's own. Raises CannotKeep."""
+def cache_dtype(
+    config: EngineConfig, device: torch.device, model_dtype: torch.dtype
+) -> torch.dtype:
+    """Return the type of keys and values, of a model that is computed so. Raises CannotKeep."""
     if config.kv_cache_dtype == "auto":
-        return None
-    why = cannot_keep(device)
+        return model_dtype
+    dtype = KEPT[config.kv_cache_dtype]
+    why = cannot_keep(dtype, device, model_dtype)
     if why is not None:
         raise CannotKeep(f"{config.kv_cache_dtype}: {why}")
-    return FP8
+    return dtype
 
 
 def block_bytes(config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> int:
     """Return the bytes of one block in all layers: keys and values of `block_size` tokens."""
-    return sum(kv.numbers for kv in facts.kv_shapes) * config.block_size * dtype.itemsize
+    return sum(kv.token_bytes(dtype) for kv in facts.kv_shapes) * config.block_size
 
 
 @dataclass(frozen=True, slots=True)

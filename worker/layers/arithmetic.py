@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from penstock.kernels.attention.backends import Backend, backends, told
 from penstock.kernels.linear.panel_weight import PACKINGS, Packing
-from penstock.worker.layers.choices import Quantization
+from penstock.worker.layers.choices import KvCacheDtype, Quantization
 
 __all__ = ["AS_IT_IS", "Arithmetic", "Backend", "Packing", "backends", "told"]
 
@@ -17,11 +17,13 @@ class Arithmetic:
     quantization   the bits of a weight's numbers and, with 4 bits, how many share a scale; None
                    keeps the weights as they are; fp8 multiplies rows of eight bits too
     attention      the backend that computes it
+    kv_cache       what keys and values are kept as
     """
 
     deterministic: bool = False
     quantization: Quantization | None = None
     attention: Backend = "auto"
+    kv_cache: KvCacheDtype = "auto"
 
     @property
     def packing(self) -> Packing:
@@ -30,8 +32,13 @@ class Arithmetic:
 
     @property
     def rounding(self) -> str:
-        """Return what becomes of weights, in words; empty where they stay as they are."""
-        return f"weights are rounded to {self.quantization} at the start" * bool(self.quantization)
+        """Return what has fewer bits than the model's type, in words; empty where nothing has."""
+        parts = []
+        if self.quantization:
+            parts.append(f"weights are rounded to {self.quantization} at the start")
+        if self.kv_cache != "auto":
+            parts.append(f"keys and values are kept in {self.kv_cache}")
+        return "; ".join(parts)
 
     def of_head(self) -> "Arithmetic":
         """Return the arithmetic of the head: 8 bits where the layers have 4, and never fp8.

@@ -35,6 +35,6 @@ class Attention:
 
     def __call__(self, x: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
         store = plan.store(self.shape, kv_cache, self.table)
-        query = store(self.qkv(x, plan), self.norms, kv_cache)
+        query = store(self.qkv(x, plan), self.norms, kv_cache, self.scoring.scales)
         attend = plan.attend(self.shape, kv_cache, self.scoring.window)
         return attend(query, kv_cache, self.scoring).view(len(x), -1)

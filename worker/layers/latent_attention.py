@@ -19,6 +19,7 @@ from penstock.kernels.attention.backends import Backend
 from penstock.kernels.attention.paged_attention import plan_attention
 from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
 from penstock.kernels.cache.rotate_and_store import Places, plan_store
+from penstock.kernels.numbers.eight_bits import flat_rows, widened
 from penstock.worker.layers.forward_pass import PassPlan
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.norm import Norm
@@ -123,10 +124,12 @@ class LatentAttention:
         """
         key, value = self.weights.key.weight, self.weights.value.weight
         rank, (heads, still, _), of_value = self.shape.value_dim, key.shape, value.shape[2]
-        size, block_size = kv_cache.shape[4], kv_cache.shape[3]
+        block_size, kept_width = kv_cache.shape[3:]
         width = -(-max(query.shape[2], of_value) // 32) * 32
         num_blocks = -(-context // block_size)
-        entries = kv_cache[table[:num_blocks].long()].view(-1, size)[:context].to(query.dtype)
+        rows = flat_rows(kv_cache, block_size * kept_width)[table[:num_blocks].long()]
+        rows = rows.view(-1, kept_width)[:context]
+        entries = widened(rows, kv_cache.dtype, query.dtype)
         latent, rope_key = entries.tensor_split((rank,), 1)
         of_head = 2 * num_blocks * block_size * width * query.element_size()
         together = max(1, min(heads, _MADE_BYTES // of_head))

@@ -5,8 +5,6 @@ Every way of a processor to multiply is compiled and run; what this one lacks is
 
 import ctypes
 import math
-import os
-import platform
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -24,7 +22,6 @@ from torch.testing import assert_close
 import tensors
 from judged import activated
 from odd_ways import ways_of
-from paths import SUPPORT
 from penstock.kernels.attention.paged_attention_panels import paged_attention_panels, to_panels
 from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
 from penstock.kernels.cache.rotate_and_store import (
@@ -35,8 +32,6 @@ from penstock.kernels.cache.rotate_and_store import (
     rotate_and_store_ref,
 )
 from penstock.kernels.cache.store_kv import key_rows
-from penstock.kernels.cpu.compile import build, digest_of
-from penstock.kernels.cpu.library import load
 from penstock.kernels.linear.choose import ExpertChoice, choose_compiled, choose_ref
 from penstock.kernels.linear.experts import Expert, PanelExperts, experts_ref
 from penstock.kernels.linear.panel_weight import PACKINGS, PanelWeight
@@ -59,28 +54,7 @@ from penstock.worker.layers.products.panel_linear import PanelLinear
 from penstock.worker.layers.products.product import Pass
 
 PASS = Pass(deterministic=False)
-_EMULATION = SUPPORT / "emulated.h"
-_EMULATED = ("-O1", "-march=x86-64-v3", "-Wno-psabi", "-include", str(_EMULATION))
-_EMULATED += (f"-DEMULATED_BY={digest_of((), _EMULATION.read_bytes())}",)  # another, other builds
-WAYS = {"native": ("-O3", "-march=native")}
-if platform.machine() == "x86_64":
-    WAYS |= {
-        "SSE2": ("-O1", "-march=x86-64"),
-        "AVX-512 bf16": _EMULATED,
-        "AMX": (*_EMULATED, "-DEMULATED_TILES"),
-    }
 randn = partial(tensors.randn, dtype=torch.bfloat16)
-
-
-@pytest.fixture(scope="session", params=WAYS)
-def ops(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    """The operations for a way to multiply, in the cache of this user once they were compiled."""
-    more = os.environ.get("PENSTOCK_TEST_OPS_FLAGS", "").split()
-    flags = (*WAYS[request.param], *more)
-    library = load(build(flags))
-    if request.param.startswith("A"):
-        assert library.prepare() == request.param.encode()
-    return library
 
 
 # rows, out_features, in_features

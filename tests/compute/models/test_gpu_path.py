@@ -168,10 +168,13 @@ def test_keys_and_values_of_eight_bits_give_the_same_text_replayed(
     assert texts(make_engine(tmp_path, deterministic=True)) != wanted, "the bits count"
 
 
-def test_keys_and_values_of_eight_bits_are_refused_where_nothing_reads_them(tmp_path: Path) -> None:
+def test_a_gpu_keeps_no_keys_and_values_of_int8(
+    tmp_path: Path, interpret: Callable[[], None]
+) -> None:
     families.save("llama", tmp_path)
-    with pytest.raises(CannotKeep, match="leave it out on a CPU") as raised:
-        make_engine(tmp_path, kv_cache_dtype="fp8")
+    interpret()
+    with pytest.raises(CannotKeep, match="give fp8") as raised:
+        make_engine(tmp_path, kv_cache_dtype="int8")
     assert raised.value.setting == "kv_cache_dtype"
 
 

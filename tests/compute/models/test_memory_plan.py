@@ -76,11 +76,13 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main([*bundled, "--max-model-len", "100000"]) == 1
     assert "max_model_len: 100000" in capsys.readouterr().err
     assert plan.main(["--model", "no/where/to"]) == 1
-    assert plan.main([*bundled, "--kv-cache-dtype", "fp8"]) == 1
-    assert "leave it out on a CPU" in capsys.readouterr().err
+    assert plan.main([*bundled, "--kv-cache-dtype", "int8", "--dtype", "float32"]) == 1
+    assert "give dtype bfloat16" in capsys.readouterr().err
     assert plan.main([*bundled, "--quantization", "int8", "--dtype", "float32"]) == 1
     assert "leave" in capsys.readouterr().err
     on_a_gpu = ["--device", "cuda", "--memory", "1GiB"]
+    assert plan.main([*bundled, "--kv-cache-dtype", "int8", *on_a_gpu]) == 1
+    assert "give fp8" in capsys.readouterr().err
     assert plan.main([*bundled, "--quantization", "int8", *on_a_gpu]) == 0
     assert "the GPU's" in capsys.readouterr().out
     assert plan.main([*bundled, "--device", "cuda"]) == 2
@@ -104,3 +106,11 @@ def test_keys_and_values_of_eight_bits_take_half_the_room(
     usual, halved = (planned(capsys, *flags, *more) for more in ([], ["--kv-cache-dtype", "fp8"]))
     assert usual["kv_bytes_per_token"] == 2 * halved["kv_bytes_per_token"]
     assert halved["num_blocks"] // 2 == usual["num_blocks"]
+    on_a_cpu = [*flags[:2], "--dtype", "bfloat16"]
+    plain, fp8, int8 = (
+        planned(capsys, *on_a_cpu, "--kv-cache-dtype", kind)["kv_bytes_per_token"]
+        for kind in ("auto", "fp8", "int8")
+    )
+    config = json.loads((BUNDLED_MODEL / "config.json").read_text())
+    rows = 2 * config["num_hidden_layers"] * config["num_key_value_heads"]
+    assert plain == 2 * fp8 and int8 == fp8 + 4 * rows, "each row has a scale"

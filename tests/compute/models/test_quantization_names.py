@@ -95,3 +95,5 @@ def test_a_model_tells_what_became_of_its_weights(dense: Path, tmp_path: Path) -
     assert numerics(packed, dtype="float32").endswith("widened to float32; rows stay as they are")
     assert numerics(dense) == ""
     assert numerics(dense, quantization="int8") == "weights are rounded to int8 at the start"
+    kept = "keys and values are kept in int8"
+    assert numerics(packed, kv_cache_dtype="int8") == f"{rounded}; {kept}"

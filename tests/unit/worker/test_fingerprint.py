@@ -82,6 +82,7 @@ def test_equal_files_are_one_model_wherever_they_lie(folder, tmp_path):
         {"load_format": "dummy"},
         {"quantization": "int8"},
         {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "int8"},
         {"attention_backend": "torch"},
         {"hf_overrides": {"rope_theta": 5e5}},
         {"chat_template": "{{ messages }}"},

@@ -52,8 +52,8 @@ class ComputeSettings(BaseModel, frozen=True, defer_build=True):
         ChangesTokens(9),
     ] = Field(
         "auto",
-        description="of keys and values, on a GPU: fp8 (e4m3, without scales) holds twice as many "
-        "as bf16; auto: as `dtype`",
+        description="of keys and values: fp8 (e4m3, with the checkpoint's scales) holds twice as "
+        "many as bf16; int8, on a CPU, nearly so, each head's row with a scale; auto: as `dtype`",
     )
     attention_backend: Annotated[
         Literal["auto", "triton", "compiled", "torch"], Obeyed(vectors=False), ChangesTokens(10)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from penstock.kernels.numbers.eight_bits import row_width
 from penstock.worker.layers.batch import Batch
 
 
@@ -20,22 +21,23 @@ class KvShape(NamedTuple):
     head_dim: int
     parts: int = 2
 
-    def of_blocks(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+    def of_blocks(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
         """Return the shape of a cache, as `penstock.kernels.attention.paged_attention` has it."""
-        return num_blocks, self.num_kv_heads, self.parts, block_size, self.head_dim
+        width = row_width(self.head_dim, dtype)
+        return num_blocks, self.num_kv_heads, self.parts, block_size, width
 
     def zeros(
         self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """Return a cache of zeros, made as bytes: not all operations of torch know all types."""
-        *rows, size = self.of_blocks(num_blocks, block_size)
+        *rows, size = self.of_blocks(num_blocks, block_size, dtype)
         cache = torch.zeros((*rows, size * dtype.itemsize), dtype=torch.uint8, device=device)
         return cache.view(dtype)
 
-    @property
-    def numbers(self) -> int:
-        """Return how many numbers a token has in such a cache."""
-        return self.parts * self.num_kv_heads * self.head_dim
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of a token in such a cache, with the scales that stand there."""
+        width = row_width(self.head_dim, dtype)
+        return self.parts * self.num_kv_heads * width * dtype.itemsize
 
 
 class ModelFacts(Protocol):

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from penstock.kernels.attention.spans import NO_SCALES, KvScales
 from penstock.worker.layers.linear import Weight, joined, multiplies
 from penstock.worker.models.contract.spec import LoadFormat
 from penstock.worker.models.folder.common_tensors import common_name, part_of
@@ -16,6 +17,8 @@ from penstock.worker.models.folder.files import SAFETENSORS, WEIGHT_FILES
 from penstock.worker.models.folder.float8 import FP8_TYPES, SCALE_NAMES, widened
 from penstock.worker.models.folder.four_bits import four_bit_rows
 from penstock.worker.models.folder.integers import packed_weight
+from penstock.worker.models.folder.kv_scales import ENDS as KV_SCALES
+from penstock.worker.models.folder.kv_scales import kv_scales
 from penstock.worker.models.folder.mxfp4 import mxfp4_weight
 from penstock.worker.models.folder.packed import PackedForm
 from penstock.worker.models.folder.tensor_files import (
@@ -28,7 +31,7 @@ from penstock.worker.models.folder.tensor_files import (
 # Ends of names of what old checkpoints hold and rope or attention compute, of scales that only a
 # cache of 8 bits would use, and of those that only products in float8 would.
 _NEEDLESS = (
-    "rotary_emb.inv_freq", ".masked_bias", ".k_scale", ".v_scale",
+    "rotary_emb.inv_freq", ".masked_bias", *KV_SCALES,
     ".input_scale", ".input_scale_ub", ".activation_scale",
 )  # fmt: skip
 # What goes before the names of a text's tensors in the folder of a model that sees: before those
@@ -64,6 +67,10 @@ class Weights(Protocol):
         for name, rows in zip(parts, torch.split(numbers, list(parts.values())), strict=True):
             self.fill(rows, f"{name}.weight")
         return Weight.dense(numbers)
+
+    def kv_scales(self, module: str) -> KvScales:
+        """Return the scales of an attention's module, for a cache of fp8."""
+        return NO_SCALES
 
     def release(self) -> None:
         """Give back what was only needed to read."""
@@ -138,6 +145,9 @@ class SafetensorsWeights(Weights):
                 return on_device
             self.widened_modules += parts if integers else ()
         return super().product(parts, in_features, dtype, device)
+
+    def kv_scales(self, module: str) -> KvScales:
+        return kv_scales(self, module)
 
     def _packed(self, name: str, shape: tuple[int, ...]) -> Weight | None:
         module = name.removesuffix(".weight")

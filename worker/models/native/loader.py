@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from penstock.kernels.attention.spans import NO_SCALES, KvScales
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.attention import Attention, HeadNorms, Scoring
 from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers, Norms
@@ -25,6 +26,7 @@ from penstock.worker.models.families.architecture import (
     MLPConfig,
 )
 from penstock.worker.models.families.rope import Rope
+from penstock.worker.models.folder.errors import CannotKeep
 from penstock.worker.models.folder.weights import Weights
 from penstock.worker.models.native.config import ModelConfig
 from penstock.worker.models.native.decoder import Decoder
@@ -164,14 +166,23 @@ class Loader:
         sinks = None
         if attention.sinks:
             sinks = self._wide(f"{name}.{attention.sinks}", shape.num_heads)
-        scoring = Scoring(attention.scale, attention.window, attention.softcap, sinks)
+        module, _, _ = f"{name}.{attention.output}".rpartition(".")
+        scales = self._kv_scales(module)
+        scoring = Scoring(attention.scale, attention.window, attention.softcap, sinks, scales)
         table = ropes.index(rope) if rope else None
         return Attention(self._qkv(name, attention), shape, scoring, norms, table)
+
+    def _kv_scales(self, module: str) -> KvScales:
+        """Return an attention's scales where a cache has numbers that they are for."""
+        is_fp8 = self.arithmetic.kv_cache.startswith("fp8")
+        return self.weights.kv_scales(module) if is_fp8 else NO_SCALES
 
     def _latent_attention(
         self, name: str, config: LatentConfig, ropes: list[Rope]
     ) -> LatentAttention:
         name, heads = f"{name}.self_attn", config.num_heads
+        if self._kv_scales(name) != NO_SCALES:
+            raise CannotKeep(f"fp8: {name} has scales, and latents are kept without; leave it out")
         rank, rope_dim = config.rank, config.rope_dim
         query_rank, of_head = config.query_rank, config.still + rope_dim
         in_heads = _in_order(heads, of_head, config.rope.order)
