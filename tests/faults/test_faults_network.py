@@ -66,7 +66,7 @@ def test_a_machine_is_lost_and_redis_hears_no_connection_end(system):
 
 @pytest.mark.slow
 def test_a_gateway_is_parted_and_its_readers_go_on(system):
-    """What was on its way meanwhile is lost; the jobs outlast it. Half of all read there by then."""
+    """What was on its way meanwhile is lost; the jobs outlast it. Half of them are read there."""
     parted = system.gateways[0]
 
     def act() -> None:
