@@ -11,6 +11,7 @@ from typing import Protocol
 
 import httpx
 
+import stage
 from faults.told import Ask, Broken, Told
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account
@@ -18,7 +19,7 @@ from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, StreamD
 from penstock.schemas.event import EVENT, ErrorBody, Failed
 from penstock.schemas.params.sampling import SamplingParams
 
-PATIENCE_S = 150.0  # with Redis frozen for half a minute, twice
+PATIENCE_S = 1.25 * stage.PATIENCE_S  # with Redis frozen for half a minute, twice
 SILENCE_S = 6.0  # gateways of tests say `: ping` each second
 RETRY_S = 0.1
 _GIVE_AGAIN = (429, 502, 503, 504)

@@ -44,6 +44,7 @@ from textwrap import dedent
 ROOT = Path(__file__).parents[2]
 TABLES = Path(__file__).parent / "mutants"
 LIMIT_S = 180  # per test
+PATIENCE_S = LIMIT_S / 3  # of a test with what never happens, so that it says so in time
 NO_LUA = "Error compiling script"
 TREE = "PENSTOCK_MUTANT_TREE"  # in the environment of all that a test starts
 
@@ -237,7 +238,7 @@ def run_test(tree: Path, test: str, limit_s: float) -> tuple[int, str]:
     words = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
     words.append("--hypothesis-profile=mutants")
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {TREE: str(tree), "COLUMNS": "200"}
+    environment |= {TREE: str(tree), "COLUMNS": "200", "PENSTOCK_TEST_PATIENCE_S": f"{PATIENCE_S}"}
     process = subprocess.Popen(
         [*words, *shlex.split(test)],
         cwd=tree,

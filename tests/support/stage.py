@@ -36,6 +36,7 @@ from penstock.schemas.redis.connection import connect
 
 MODEL = "acme/tiny"
 LISTENS = re.compile(r"(?<=gateway listens on )(?:https?://\S+:(\d+)|unix:\S+)")
+PATIENCE_S = float(os.environ.get("PENSTOCK_TEST_PATIENCE_S", "120"))  # of a busy machine
 Wait = threading.Event
 Line = Delta | Failed | Wait | float  # an event, or what to wait for: the test, or seconds
 Script = Callable[[Job], Sequence[Line]]
@@ -261,7 +262,7 @@ def _end(made: list[Delta]) -> int:
     return made[-1].end if made else 0
 
 
-def eventually(claim: Callable[[], bool], within_s: float = 120.0) -> None:
+def eventually(claim: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     """Wait for what another process does next."""
     until = time.monotonic() + within_s
     while not claim():

@@ -18,9 +18,7 @@ from penstock.schemas.errors import Unavailable
 from penstock.schemas.event import Result
 from penstock.schemas.keys import Lane
 from penstock.worker.llm import RequestOutput
-from stage import LoggedProcess
-
-PATIENCE_S = 120.0  # a busy machine
+from stage import PATIENCE_S, LoggedProcess
 
 
 def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -100,7 +98,9 @@ def incarnations(url: str, model: str = "fake") -> set[str]:
         return set(client.zrange(f"{Lane(model).prefix}workers", 0, -1))
 
 
-def ask(url: str, asks: Callable[[QueueClient], Awaitable[None]], within_s: float = 150) -> None:
+def ask(
+    url: str, asks: Callable[[QueueClient], Awaitable[None]], within_s: float = 1.25 * PATIENCE_S
+) -> None:
     async def main() -> None:
         async with QueueClient.from_url(url) as client:
             await asyncio.wait_for(asks(client), within_s)

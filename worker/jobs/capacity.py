@@ -4,7 +4,7 @@ A worker reads no more than that, so that no job waits here which another worker
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,9 +41,9 @@ class ReadRequest:
 class Capacity:
     """The free sequences and KV blocks that the engine last reported, less what is on its way.
 
-    There is one reader a lane. Readers have their turns in the order in which they came, and each
-    asks for its lane's share at most, so none of them is left out for another. Where an engine's
-    sequences of the class `batch` give way, what they have is free for others.
+    There is one reader a lane. Each asks for its lane's share at most, so none of them is left out
+    for another. Where an engine's sequences of the class `batch` give way, what they have is free
+    for others.
 
     threshold   the engine's preemption threshold: how many classes a sequence must be below
                 another one to give way to it
@@ -71,7 +71,6 @@ class Capacity:
         self._average_blocks = self._blocks(COMPLETION_TOKENS)
         self._load = Load()
         self._step_s = 0.0
-        self._line: deque[object] = deque()  # readers that wait for room
         self._trial: str | None = None  # the suspect that runs alone
         self._reader: object | None = None  # the only one that may read
         self._change = asyncio.Event()
@@ -81,17 +80,9 @@ class Capacity:
 
         The room is kept until `note_read`.
         """
-        self._line.append(reader)
-        try:
-            while not (
-                reader is (self._line[0] if self._reader is None else self._reader)
-                and (ask := self._ask())
-            ):
-                self._change.clear()
-                await self._change.wait()
-        finally:
-            self._line.remove(reader)
-            self._change.set()  # for the next in line
+        while not (self._reader in (None, reader) and (ask := self._ask())):
+            self._change.clear()
+            await self._change.wait()
         self._num_expected += ask.count
         self._num_expected_batch += ask.batch or 0
         return ask

@@ -238,6 +238,22 @@ def test_a_request_that_is_repeated_is_in_it_once(client: OpenAI, actor: Actor) 
     assert said(client, made) == ["x", "a", "y", "a"]
 
 
+def test_items_that_are_added_again_under_their_key_are_in_it_once(
+    client: OpenAI, actor: Actor
+) -> None:
+    """Lists name each id once, so it is the model's words that tell."""
+    actor.script = lambda job: spoken("a")
+    made = client.conversations.create()
+    for _ in range(2):
+        client.conversations.items.create(
+            made.id,
+            items=[{"type": "message", "role": "user", "content": "x"}],
+            extra_headers={"Idempotency-Key": "items-1"},
+        )
+    ask(client, made, "y")
+    assert [message["content"] for message in chat_of(actor).messages] == ["x", "y"]
+
+
 def test_one_that_was_never_submitted_locks_it_for_a_minute(client: OpenAI, actor: Actor) -> None:
     """As a gateway leaves it that died between the two."""
     actor.script = lambda job: spoken("a")

@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -42,7 +41,8 @@ from penstock.worker.process.ipc import (
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.model_tokenizer import load_tokenizer
-from worker_process import PATIENCE_S, until
+from stage import PATIENCE_S
+from worker_process import until
 
 LIMITS = EngineLimits(
     100, 256, num_blocks=9000, block_size=16, max_num_seqs=148, eos_token_ids=frozenset()
@@ -73,23 +73,6 @@ def test_the_first_lane_to_read_leaves_room_for_the_others_whatever_ran_before()
         capacity.leave("s")
         capacity.note(Step([], Load()))
         assert await counts(capacity, ["a", "b", "c"]) == [49, 49, 49]
-
-    asyncio.run(scenario())
-
-
-def test_a_lane_that_reads_again_and_again_leaves_turns_to_one_that_waits():
-    async def scenario() -> None:
-        capacity, reads = Capacity(replace(LIMITS, max_num_seqs=1), 2), list[str]()
-
-        async def read(reader: str) -> None:
-            for _ in range(5):
-                ask = await capacity.wait(reader)
-                reads.append(reader)
-                await asyncio.sleep(0)
-                capacity.note_read(reader, ask)
-
-        await asyncio.gather(read("busy"), read("other"))
-        assert reads == ["busy", "other"] * 5
 
     asyncio.run(scenario())
 

@@ -253,3 +253,24 @@ def test_several_names_and_lanes_and_one_process(spare, offline):
 
         ask(spare.url, asks)
         assert worker.stop() == 0
+
+
+def test_a_lane_with_many_jobs_leaves_turns_to_another(spare):
+    flags = ("--served-model-name", "alpha,beta", "--max-num-seqs", "1", "--in-process")
+    with WorkerProcess(spare.url, "fake", *flags, "--fake-step-ms", "5") as worker:
+        worker.ready()
+
+        async def asks(client: QueueClient) -> None:
+            params = SamplingParams(max_tokens=20, ignore_eos=True)
+            many = [
+                await client.enqueue("x", model="alpha", params=params, background=True)
+                for _ in range(20)
+            ]
+            while (await client.status(many[0])).ended_ms is None:
+                await asyncio.sleep(0.01)
+            other = await client.enqueue("x", model="beta", params=params)
+            await client.result(other)
+            states = [(await client.status(job_id)).state for job_id in many]
+            assert states.count("succeeded") < 10, "it has its turn, not what they leave"
+
+        ask(spare.url, asks)
