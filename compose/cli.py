@@ -19,6 +19,7 @@ COMMANDS = {
     "keys": ("gateway.commands.keys", "create, list, change and revoke API keys"),
     "doctor": ("compose.doctor", "whether Redis, keys, processor, GPU and a model are fit"),
     "plan": ("compose.plan", "what memory a model needs, and what fits beside it"),
+    "quantize": ("compose.quantize", "write a model with weights of 8 or 4 bits"),
     "top": ("gateway.commands.top", "what runs now, live: models, queues, workers"),
     "webhooks": (
         "gateway.commands.webhooks",

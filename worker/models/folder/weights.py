@@ -105,6 +105,10 @@ class SafetensorsWeights(Weights):
         self._read_names: set[str] = set()
         self.widened_modules: list[str] = []
 
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._stored_name)
+
     def has(self, name: str) -> bool:
         return self._whole(name)[0] in self._stored_name
 
