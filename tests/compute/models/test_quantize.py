@@ -4,6 +4,7 @@ Independent are compressed-tensors within transformers, and a least-squares solv
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,15 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import families
 from families import logprobs_of
 from passes import Passes
+from penstock import LLM, SamplingParams
+from penstock.compose import quantize as command
+from penstock.schemas.job import Chat
+from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.models.native.loading import load_decoder
 from penstock.worker.models.quantize.awq import scale_layer
 from penstock.worker.models.quantize.folder_writer import FolderWriter
@@ -26,6 +31,8 @@ from penstock.worker.models.quantize.layered import LayeredModel
 from penstock.worker.models.quantize.rounding import rounded
 from penstock.worker.models.quantize.scheme import Scheme, scheme_of
 from penstock.worker.models.quantize.sweep import Perplexities, quantize
+from penstock.worker.text.calibration import token_windows
+from penstock.worker.text.model_tokenizer import ModelTokenizer
 
 LENGTH = 24
 SCHEMES = {
@@ -180,3 +187,159 @@ def test_scales_are_folded_into_what_came_before(kind: str, tmp_path: Path) -> N
         assert "mlp.up_proj.weight" in changed
     if kind != "olmo2":  # its norms come after
         assert any("layernorm" in name for name in changed)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert command.main([*words]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    try:
+        assert command.main([*words]) == 1
+    except SystemExit as end:
+        assert end.code == 2
+    message = capsys.readouterr().err.strip()
+    assert "\n" not in message
+    return message
+
+
+def after(output: str) -> float:
+    return float(output.partition("before, ")[2].partition(" after")[0])
+
+
+@pytest.mark.slow
+def test_the_bundled_model_is_served_as_transformers_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the smaller loss of GPTQ and AWQ beside plain rounding."""
+    losses = {}
+    for method in ("rtn", "gptq", "awq"):
+        words = ("--group-size", "64", "--samples", "16", "--length", "256")
+        folder = tmp_path / method
+        losses[method] = after(
+            run(capsys, "penstock-5m", "--method", method, "--output", str(folder), *words)
+        )
+    assert losses["gptq"] < losses["rtn"] and losses["awq"] < losses["rtn"], losses
+    folder = tmp_path / "gptq"
+    prompts = [
+        "<|im_start|>user\nWhat is the capital of Norway?<|im_end|>\n<|im_start|>assistant\n"
+    ]
+    llm = LLM(folder, dtype="float32", device="cpu")
+    ours = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12))[0].outputs[0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = tokenizer(prompts, return_tensors="pt")
+    theirs = model.generate(**ids, max_new_tokens=12, do_sample=False)[
+        0, ids["input_ids"].shape[1] :
+    ]
+    assert ours.text == tokenizer.decode(theirs, skip_special_tokens=True)
+    assert "Oslo" in ours.text
+    with caplog.at_level("INFO"):
+        load_decoder(folder)
+    assert "integers (compressed-tensors) are multiplied as they are" in caplog.text
+    assert "widened" not in caplog.text
+
+
+def test_large_weights_are_written_in_shards(tmp_path: Path) -> None:
+    families.save("llama", tmp_path / "dense")
+    written(tmp_path / "dense", whole := tmp_path / "whole", SCHEMES["rtn"])
+    written(tmp_path / "dense", folder := tmp_path / "shards", SCHEMES["rtn"], shard_bytes=50_000)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    shards = sorted(folder.glob("*.safetensors"))
+    assert len(shards) > 2 and {file.name for file in shards} == set(index["weight_map"].values())
+    assert all(file.stat().st_size < 100_000 for file in shards[1:-1])
+    expected = load_file(whole / "model.safetensors")
+    tensors = {name: each for file in shards for name, each in load_file(file).items()}
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    assert logprobs_of(folder, families.prompts())[0].equal(
+        logprobs_of(whole, families.prompts())[0]
+    )
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["dense", "shards", "whole"]
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), FolderWriter(tmp_path / "few") as writer:
+        writer.add("a", torch.ones(2))
+        1 / 0  # noqa: B018
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--method", "gptq"), "mlp.down_proj.weight has rows of 704 numbers, which groups of 128"),
+        (("--method", "gptq"), "do not divide; take --group-size 64 or 32 or -1"),
+        (("--method", "magic"), "'gptq', 'awq', 'rtn', 'int8' or 'fp8'"),
+        (("--method", "int8", "--bits", "4"), "--bits is of gptq, awq, rtn; int8 has 8 bits"),
+        (("--method", "fp8", "--group-size", "64"), "--group-size is of gptq, awq, rtn; fp8"),
+        (("--method", "awq", "--act-order"), "--act-order is of gptq; leave it out with awq"),
+        (("--method", "awq", "--bits", "3"), "--bits: "),
+        (
+            ("--method", "int8", "--samples", "9000"),
+            "9016 windows of 512 take 4,616,192; give more",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "few"
+    assert message in refusal(capsys, "penstock-5m", "--output", str(output), *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_are_no_place_or_no_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    words = ("--method", "int8", "--output")
+    assert "full is not empty; name" in refusal(
+        capsys, "penstock-5m", *words, str(tmp_path / "full")
+    )
+    out = str(tmp_path / "few")
+    shutil.copytree(BUNDLED_MODEL, twice := tmp_path / "twice")
+    fields = json.loads((twice / "config.json").read_text())
+    fields["quantization_config"] = SCHEMES["gptq"].config()
+    (twice / "config.json").write_text(json.dumps(fields))
+    assert "quantised already (compressed-tensors); name the folder with its weights of 16" in (
+        refusal(capsys, str(twice), *words, out)
+    )
+    families.save("mixtral", experts := tmp_path / "experts")
+    assert "experts transformers' module holds in one tensor" in refusal(
+        capsys, str(experts), *words, out
+    )
+    text = tmp_path / "text.jsonl"
+    for line, message in (
+        ('{"texts": "x"}', 'line 1: either "text" or "messages" is to be there'),
+        ('{"text": "few words"}', "tokens, and 144 windows of 512 take 73,728"),
+        ("{", "line 1: Invalid JSON"),
+    ):
+        text.write_text(line)
+        assert message in refusal(capsys, "penstock-5m", *words, out, "--calibration", str(text))
+
+
+def test_a_text_of_ones_own_is_read_and_files_are_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A conversation is written by the model's template; a plain text is one."""
+    tokenizer = ModelTokenizer(BUNDLED_MODEL)
+    chat = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hi."}]
+    file = tmp_path / "own.jsonl"
+    file.write_text(
+        json.dumps({"messages": chat}) + "\n\n" + json.dumps({"text": "An end."}) + "\n"
+    )
+    ids = tokenizer.render(Chat(messages=chat, add_generation_prompt=False))
+    ids += tokenizer.encode("An end.")
+    assert token_windows(tokenizer, file, 2, len(ids) // 2) == [
+        ids[: len(ids) // 2], ids[len(ids) // 2 : len(ids) // 2 * 2],
+    ]  # fmt: skip
+    (plain := tmp_path / "own.txt").write_text("The sun is warm. " * 200)
+    small = ("--samples", "1", "--length", "8", "--calibration", str(plain))
+    out = run(capsys, "penstock-5m", "--method", "fp8", "--output", str(tmp_path / "few"), *small)
+    assert "16 windows of 8 tokens of" in out and "own.txt; weights are rounded without it" in out
+    copied = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    for name in (*copied, "generation_config.json"):
+        assert (tmp_path / "few" / name).read_bytes() == (BUNDLED_MODEL / name).read_bytes()

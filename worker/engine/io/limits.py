@@ -83,7 +83,7 @@ class EngineLimits:
     resumes       what a sequence that was begun elsewhere goes on from
     generates     whether it makes completions
     pooling       set for an engine that makes vectors
-    numerics      what became of weights and keys, in words; empty where they are as the files have them
+    numerics      what became of weights and keys, in words; empty where nothing has fewer bits
     """
 
     max_model_len: int

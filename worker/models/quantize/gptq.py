@@ -50,11 +50,11 @@ def _factor(hessian: Tensor) -> Tensor:
     mean = hessian.diagonal().mean()
     unit = torch.eye(len(hessian), device=hessian.device)
     for share in _DAMPINGS:
-        lower, failure = torch.linalg.cholesky_ex(hessian + unit * (share * mean))
-        if failure:
-            continue
+        lower: Tensor
+        upper: Tensor
+        lower, lower_failure = torch.linalg.cholesky_ex(hessian + unit * (share * mean))
         upper, failure = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not failure:
+        if not (lower_failure or failure):
             return upper
     return unit  # nothing is passed on
 
