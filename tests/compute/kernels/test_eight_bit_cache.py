@@ -186,7 +186,7 @@ def test_torch_attends_to_what_the_cache_stands_for(
 def test_a_layers_scales_multiply_what_the_cache_holds(
     ops: ctypes.CDLL, way: str, softcap: float | None
 ) -> None:
-    query, cache, numbers, spans = make_kept(FP8, MIXED + [(1, 2100)], 6, 2, 64, scale=0.37)
+    query, cache, numbers, spans = make_kept(FP8, [*MIXED, (1, 2100)], 6, 2, 64, scale=0.37)
     sinks = torch.linspace(-4, 4, 6)
     scoring = Scoring(0.1, None, softcap, sinks, KvScales(0.37, 0.74))
     if way == "compiled":
