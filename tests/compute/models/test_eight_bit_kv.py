@@ -92,10 +92,8 @@ def test_forks_and_beams_copy_numbers_and_their_scales(root: Path, kind: str) ->
         params = SamplingParams(n=3, temperature=1, max_tokens=20, ignore_eos=True, logprobs=0)
         beams = SamplingParams(n=3, use_beam_search=True, max_tokens=20, ignore_eos=True)
         for choice in range(3):
-            prompt = judges.prompt(21, 21)
-            engine.add(
-                AddSequence(f"fork {choice}", prompt, params, seed=7, choice=choice, group="a")
-            )
+            prompt, name = judges.prompt(21, 21), f"fork {choice}"
+            engine.add(AddSequence(name, prompt, params, seed=7, choice=choice, group="a"))
         text: dict[str, list[int]] = {}
         while engine.busy:
             for output in engine.step():
