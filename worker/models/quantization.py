@@ -10,7 +10,7 @@ from penstock.worker.models.folder.files import read_object
 from penstock.worker.models.folder.gguf.files import gguf_files
 from penstock.worker.models.folder.packed import method_of, packed_form
 
-_MADE: tuple[Quantization, ...] = get_args(Quantization)
+_CHOICES: tuple[Quantization, ...] = get_args(Quantization)
 # vLLM names kernels too; here the form alone decides which product multiplies it.
 _SAME: Mapping[str, str] = {"gptq_marlin": "gptq", "awq_marlin": "awq", "inc": "auto-round"}
 
@@ -26,9 +26,9 @@ def quantization_to_make(
     if setting is None:
         return None
     method, is_float8 = _method(path)
-    for name in _MADE:
+    for name in _CHOICES:
         if name == setting:
-            return None if is_float8 and name == "fp8" else _made(name, method, is_float8)
+            return None if is_float8 and name == "fp8" else _choice(name, method, is_float8)
     if _SAME.get(setting, setting) != method:
         kind = "as they are" if method is None else method
         raise CannotQuantise(f"{setting}: the weights of {path} are {kind}; leave it out")
@@ -44,7 +44,7 @@ def _method(path: Path) -> tuple[str | None, bool]:
     return method_of(fields), form is not None and form.is_float8
 
 
-def _made(name: Quantization, method: str | None, is_float8: bool) -> Quantization:
+def _choice(name: Quantization, method: str | None, is_float8: bool) -> Quantization:
     if is_float8 or method in (None, "gguf"):
         return name
     raise CannotQuantise(f"{name}: the weights are {method} already; leave it out")

@@ -5,15 +5,17 @@ Speed does not depend on the numbers. That they are read right is for the tests.
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import JsonValue
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Config = dict[str, JsonValue]
 
 
 def _words(*shape: int) -> Tensor:
@@ -63,23 +65,19 @@ def _fp8(rows: int, columns: int, _: int) -> Tensors:
     return {"weight": numbers, "weight_scale_inv": _scales(*blocks, dtype=torch.float32) / 16}
 
 
-def _compressed(format_name: str, **weights: object) -> Callable[[int], dict[str, Any]]:
-    def config(group: int) -> dict[str, Any]:
-        sizes = {"group_size": group} if weights["strategy"] == "group" else {}
-        scheme = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True} | weights}
-        scheme["weights"] |= sizes  # type: ignore[operator]
-        return {
-            "quant_method": "compressed-tensors",
-            "format": format_name,
-            "ignore": ["lm_head"],
-            "config_groups": {"group_0": scheme},
-        }
-
-    return config
+def _compressed(format_name: str, weights: Mapping[str, JsonValue], group: int) -> Config:
+    sizes: Config = {"group_size": group} if weights["strategy"] == "group" else {}
+    whole: Config = {"type": "int", "symmetric": True, **weights, **sizes}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_name,
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": whole}},
+    }
 
 
 # By name: what config.json says, of a group's size; and the tensors of a product.
-FORMS: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[int, int, int], Tensors]]] = {
+FORMS: dict[str, tuple[Callable[[int], Config], Callable[[int, int, int], Tensors]]] = {
     "fp8, blocks of 128x128": (
         lambda _: {
             "quant_method": "fp8",
@@ -89,11 +87,11 @@ FORMS: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[int, int, int]
         _fp8,
     ),
     "compressed-tensors W8A8": (
-        _compressed("int-quantized", num_bits=8, strategy="channel"),
+        partial(_compressed, "int-quantized", {"num_bits": 8, "strategy": "channel"}),
         _int8,
     ),
     "compressed-tensors W4A16": (
-        _compressed("pack-quantized", num_bits=4, strategy="group"),
+        partial(_compressed, "pack-quantized", {"num_bits": 4, "strategy": "group"}),
         _int4,
     ),
     "GPTQ, 4 bits": (
@@ -130,7 +128,7 @@ def save_packed(source: Path, target: Path, name: str) -> None:
             continue
         module = key.removesuffix("weight")
         rows, columns = weight.shape
-        tensors |= {f"{module}{end}": each for end, each in pack(rows, columns, group).items()}
+        tensors |= {f"{module}{end}": part for end, part in pack(rows, columns, group).items()}
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
     fields["quantization_config"] = config(group)
     (target / "config.json").write_text(json.dumps(fields))

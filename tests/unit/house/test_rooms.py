@@ -136,6 +136,8 @@ MAY_IMPORT = {
     "loadtest.engines.vllm_in_process": {"vllm"},
     "loadtest.lab.engines.shape": {"torch", "transformers", "tokenizers"},
     "loadtest.lab.engines.gguf_file": {"gguf", "numpy", "safetensors", "transformers"},
+    "loadtest.lab.engines.packed_files": {"pydantic", "safetensors", "torch"},
+    "loadtest.lab.formats": LOADTEST | {"worker.process.model_folder"},
     "loadtest.lab.link": LOADTEST | {"compose.server", "redis", "uvloop"},
     "loadtest.lab.queue": LOADTEST | {"worker.bundled.paths"},
     "loadtest.lab.engines.queue_path": LOADTEST | {"compose.server", "worker.engine"},
