@@ -1,7 +1,7 @@
-"""One pass over a model, layer by layer: each is read, rounded, written and let go.
+"""One pass over a model, layer by layer: each is read, rounded (GPTQ, AWQ ..), written and let go.
 
-The states of all windows go along, so that a layer is rounded by what the rounded ones before it
-give, and the perplexity of both models comes out at the end.
+The states of the calibration's windows go along, so that a layer is rounded by what the rounded
+ones before it give. Those of other windows do too, for the perplexity of both models.
 """
 
 import math
