@@ -12,7 +12,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from penstock.worker.layers.choices import Dtype
 from penstock.worker.models.families.architecture import ExpertsConfig
@@ -199,18 +199,21 @@ def _config(folder: Path) -> ModelConfig:
     return config
 
 
-def _module(folder: Path, dtype: torch.dtype) -> nn.Module:
+def _module(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     hf = AutoConfig.from_pretrained(folder, local_files_only=True)
     with _WithoutNumbers():
-        causal: nn.Module = AutoModelForCausalLM.from_config(hf, dtype=dtype)
-    return causal.eval()
+        causal = AutoModelForCausalLM.from_config(hf, dtype=dtype)  # type: ignore[no-untyped-call]
+    assert isinstance(causal, PreTrainedModel)
+    causal.train(False)
+    return causal
 
 
 def _tensors(value: object) -> list[Tensor]:
     """Return the tensors that a layer is given, in order."""
     if isinstance(value, Tensor):
         return [value]
-    values = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, dict | list | tuple):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
         return []
-    return [tensor for inner in values for tensor in _tensors(inner)]
+    return [tensor for inner in value for tensor in _tensors(inner)]
