@@ -19,8 +19,7 @@ from penstock.worker.layers.choices import (
     Dtype,
     KvCacheDtype,
     ModelImpl,
-    Quantization,
-    QuantizationMethod,
+    QuantizationSetting,
 )
 
 PROGRAM = "penstock plan"
@@ -40,7 +39,7 @@ class PlanSettings(Settings):
         None, description="of it, as 80GiB; none: this machine's, and a GPU's must be given"
     )
     dtype: Dtype = Field("auto", description="of weights and cache; auto: the checkpoint's own")
-    quantization: Quantization | QuantizationMethod | None = Field(
+    quantization: QuantizationSetting | None = Field(
         None, description="bits that weights get, or vLLM's name of what they are"
     )
     kv_cache_dtype: KvCacheDtype = Field("auto", description="as the worker's")

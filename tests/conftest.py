@@ -3,6 +3,9 @@
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when it is imported
+# numpy multiplies the tiles of an interpreted kernel. By OpenBLAS's code for Haswell a row's bits
+# depend on its place in the tile, which no GPU does; by this code they do not.
+os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

@@ -11,3 +11,4 @@ QuantizationMethod = Literal[
     "gptq", "gptq_marlin", "awq", "awq_marlin", "auto-round", "inc", "compressed-tensors",
     "bitsandbytes", "fbgemm_fp8", "modelopt", "mxfp4", "gguf",
 ]  # fmt: skip
+QuantizationSetting = Literal[Quantization, QuantizationMethod]

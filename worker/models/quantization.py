@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
-from penstock.worker.layers.choices import Quantization, QuantizationMethod
+from penstock.worker.layers.choices import Quantization, QuantizationSetting
 from penstock.worker.models.folder.errors import CannotQuantise
 from penstock.worker.models.folder.files import read_object
 from penstock.worker.models.folder.gguf.files import gguf_files
@@ -15,9 +15,7 @@ _CHOICES: tuple[Quantization, ...] = get_args(Quantization)
 _SAME: Mapping[str, str] = {"gptq_marlin": "gptq", "awq_marlin": "awq", "inc": "auto-round"}
 
 
-def quantization_to_make(
-    path: Path, setting: Quantization | QuantizationMethod | None
-) -> Quantization | None:
+def quantization_to_make(path: Path, setting: QuantizationSetting | None) -> Quantization | None:
     """Return what a worker is to make of the weights of a folder; None: they stay as they are.
 
     The name of a method asks that the weights have that form, as vLLM's flag does; so does fp8

@@ -146,7 +146,7 @@ def test_a_worker_with_jobs_leaves_new_ones_to_one_without(redis_url: str) -> No
             other.ready()
             await both_looked(client)
             second = await put_in(client, "second")
-            assert (await holders(client, second))[one] <= 7
+            assert (await holders(client, second))[one] < 12  # an equal part
             for job_id in first + second:
                 await client.cancel(job_id)
 

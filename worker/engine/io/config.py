@@ -11,8 +11,7 @@ from penstock.worker.layers.choices import (
     Dtype,
     KvCacheDtype,
     ModelImpl,
-    Quantization,
-    QuantizationMethod,
+    QuantizationSetting,
 )
 from penstock.worker.models.folder.sentence_folder import PoolerConfig
 
@@ -38,13 +37,13 @@ class ComputeSettings(BaseModel, frozen=True, defer_build=True):
     dtype: Annotated[Dtype, Obeyed(vllm=True), ChangesTokens(1)] = Field(
         "auto", description="of weights and cache; auto: the checkpoint's own"
     )
-    quantization: Annotated[
-        Quantization | QuantizationMethod | None, Obeyed(fake=False), ChangesTokens(3)
-    ] = Field(
-        None,
-        description="bits that weights get; of 4 bits, 64 or 128 share a scale; fp8: of "
-        "both sides of products, on a GPU. What a folder's weights are already needs no word; "
-        "vLLM's names of forms are checked against it",
+    quantization: Annotated[QuantizationSetting | None, Obeyed(fake=False), ChangesTokens(3)] = (
+        Field(
+            None,
+            description="bits that weights get; of 4 bits, 64 or 128 share a scale; fp8: of "
+            "both sides of products, on a GPU. What a folder's weights are already needs no word; "
+            "vLLM's names of forms are checked against it",
+        )
     )
     kv_cache_dtype: Annotated[
         KvCacheDtype,
