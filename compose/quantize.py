@@ -117,7 +117,8 @@ def _quantize(settings: QuantizeSettings, console: Console) -> None:
     ids = token_windows(
         ModelTokenizer(folder), texts, settings.samples + NUM_MEASURED, settings.length
     )
-    evaluation, calibration = torch.tensor(ids).split([NUM_MEASURED, settings.samples])
+    windows = torch.tensor(ids)
+    evaluation, calibration = windows[:NUM_MEASURED], windows[NUM_MEASURED:]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with (
         FolderWriter(settings.output) as writer,

@@ -195,6 +195,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
     try:
         assert command.main([*words]) == 1
     except SystemExit as end:
