@@ -35,6 +35,7 @@ from penstock.worker.text.calibration import token_windows
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 
 LENGTH = 24
+FEW = ("--samples", "1", "--length", "8")  # windows of the command, and tokens of each
 SCHEMES = {
     "gptq": scheme_of("gptq", 4, 32),
     "gptq by activity": scheme_of("gptq", 4, 32, by_activity=True),
@@ -270,8 +271,11 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--method", "gptq"), "mlp.down_proj.weight has rows of 704 numbers, which groups of 128"),
-        (("--method", "gptq"), "do not divide; take --group-size 64 or 32 or -1"),
+        (
+            ("--method", "gptq", *FEW),
+            "mlp.down_proj.weight has rows of 704 numbers, which groups of 128",
+        ),
+        (("--method", "gptq", *FEW), "do not divide; take --group-size 64 or 32 or -1"),
         (("--method", "magic"), "'gptq', 'awq', 'rtn', 'int8' or 'fp8'"),
         (("--method", "int8", "--bits", "4"), "--bits is of gptq, awq, rtn; int8 has 8 bits"),
         (("--method", "fp8", "--group-size", "64"), "--group-size is of gptq, awq, rtn; fp8"),

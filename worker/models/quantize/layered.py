@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from penstock.worker.layers.choices import Dtype
 from penstock.worker.models.families.architecture import ExpertsConfig
-from penstock.worker.models.folder.errors import UnsupportedFamily, UnsupportedModel
+from penstock.worker.models.folder.errors import UnsupportedModel
 from penstock.worker.models.folder.gguf.files import refuse_gguf
 from penstock.worker.models.folder.weights import SafetensorsWeights
 from penstock.worker.models.native.config import ModelConfig, read_config
@@ -85,7 +85,7 @@ class LayeredModel:
             )
         pairs = zip(_tensors(self._calls), _tensors(pause.calls), strict=True)
         if self._calls and not all(torch.equal(*pair) for pair in pairs):
-            raise UnsupportedFamily(self._family, "whose layers are given the text beside states")
+            raise _refusal(self._family, "whose layers are given the text beside states")
         self._calls = pause.calls
         return pause.states[0]
 
@@ -113,7 +113,7 @@ class LayeredModel:
         def run(states: Tensor) -> Tensor:
             after = layer(states, *args, **options)
             if not isinstance(after, Tensor):
-                raise UnsupportedFamily(self._family, "whose layers give more than states")
+                raise _refusal(self._family, "whose layers give more than states")
             return after
 
         return run
@@ -191,12 +191,18 @@ def _config(folder: Path) -> ModelConfig:
             f"({config.packed_form.method}); name the folder with its weights of 16 bits"
         )
     if config.sees:
-        raise UnsupportedFamily(config.family, "which sees or hears; models of text are quantised")
+        raise _refusal(config.family, "which sees or hears; models of text are quantised")
     if any(isinstance(layer.mlp, ExpertsConfig) for layer in config.decoder.layers):
-        raise UnsupportedFamily(
-            config.family, "whose experts transformers' module holds in one tensor"
-        )
+        raise _refusal(config.family, "whose experts transformers' module holds in one tensor")
     return config
+
+
+def _refusal(family: str, why: str) -> UnsupportedModel:
+    """Return the error of a family; why: a relative clause."""
+    return UnsupportedModel(
+        f"config.json: model_type is {family!r}, {why}; it cannot be written in fewer bits, and "
+        "a worker's --quantization may round it while it is loaded"
+    )
 
 
 def _module(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
