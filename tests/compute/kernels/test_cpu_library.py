@@ -28,41 +28,43 @@ def script(folder: Path, body: str) -> Path:
 
 
 @pytest.fixture
-def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A compiler that leaves a line for each time that it compiles."""
-    counts = tmp_path / "counts"
-    counts.touch()
-    wrapper = script(
-        tmp_path, f'case "$*" in *ops.c*) echo once >> {counts};; esac\nexec /usr/bin/cc "$@"'
+def hasty(tmp_path: Path) -> Path:
+    """A compiler of what was compiled before, whatever it is told to optimize."""
+    folder = tmp_path / "hasty"
+    folder.mkdir()
+    return script(
+        folder,
+        f"""
+case "$*" in *ops.c*) echo once >> {folder}/counts;; *) exec /usr/bin/cc "$@";; esac
+while [ "$1" != -o ]; do shift; done
+exec cp {build(FAST)} "$2"
+""",
     )
-    monkeypatch.setenv("CC", str(wrapper))
-    return counts
 
 
 @pytest.fixture
-def hasty(tmp_path: Path) -> Path:
-    """A compiler that optimizes nothing, whatever it is told: most of its time goes into that."""
-    folder = tmp_path / "hasty"
-    folder.mkdir()
-    return script(folder, 'exec /usr/bin/cc "$@" -O0')
+def counts(hasty: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A line for each time that the compiler compiles."""
+    monkeypatch.setenv("CC", str(hasty))
+    return hasty.parent / "counts"
 
 
-def test_what_was_compiled_once_is_found_again(tmp_path: Path, counting: Path) -> None:
+def test_what_was_compiled_once_is_found_again(tmp_path: Path, counts: Path) -> None:
     cache = tmp_path / "cache"
     built = build(FAST, cache)
     assert build(FAST, cache) == built
-    assert counting.read_text().count("once") == 1
+    assert counts.read_text().count("once") == 1
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
-def test_whoever_comes_at_the_same_time_waits(tmp_path: Path, counting: Path) -> None:
+def test_whoever_comes_at_the_same_time_waits(tmp_path: Path, counts: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         built = {*threads.map(lambda _: build(FAST, tmp_path / "cache"), range(4))}
-    assert len(built) == 1 and counting.read_text().count("once") == 1
+    assert len(built) == 1 and counts.read_text().count("once") == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "sum"])
-def test_a_damaged_build_is_compiled_again(tmp_path: Path, counting: Path, damage: str) -> None:
+def test_a_damaged_build_is_compiled_again(tmp_path: Path, counts: Path, damage: str) -> None:
     cache = tmp_path / "cache"
     built = build(FAST, cache)
     whole = built.read_bytes()
@@ -73,20 +75,22 @@ def test_a_damaged_build_is_compiled_again(tmp_path: Path, counting: Path, damag
     else:
         built.with_suffix(".sum").unlink()
     assert load(build(FAST, cache)).prepare()
-    assert counting.read_text().count("once") == 2
+    assert counts.read_text().count("once") == 2
 
 
 def test_other_flags_and_other_compilers_have_builds_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hasty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CC", str(hasty))
     cache = tmp_path / "cache"
     builds = {build(FAST, cache), build(("-O0", "-g"), cache)}
-    reporting = 'case "$1" in --version) echo other;; *) exec /usr/bin/cc "$@";; esac'
+    reporting = f'case "$1" in --version) echo other;; *) exec {hasty} "$@";; esac'
     monkeypatch.setenv("CC", str(script(tmp_path, reporting)))
     assert len(builds | {build(FAST, cache)}) == 3
 
 
 @pytest.mark.parametrize("kind", ["file", "open to others"])
+@pytest.mark.usefixtures("counts")
 def test_a_folder_that_is_no_cache_is_left_alone_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:

@@ -25,6 +25,7 @@ from penstock.kernels.numbers.fp8 import quantise_rows_ref
 from penstock.kernels.rows.activation import Activation, activate_ref, num_parts
 from tensors import randn
 
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)]
 
 
@@ -71,8 +72,10 @@ def test_a_grouped_product(
     assert_close(found.float(), wanted.flatten(0, 1), **near)
 
 
-@pytest.mark.parametrize("activation", get_args(Activation))
-@pytest.mark.parametrize("tokens, factor", [(1, 1.0), (3, 0.25), (50, 1.0)])
+@pytest.mark.parametrize(
+    "activation, tokens, factor",
+    [("silu_mul", 1, 1.0), ("silu_mul", 50, 1.0), *((name, 3, 0.25) for name in ACTIVATIONS)],
+)
 @pytest.mark.parametrize("dtype, tolerance", TYPES)
 def test_a_mixture(
     activation: Activation, tokens: int, dtype: torch.dtype, tolerance: float, factor: float
@@ -100,7 +103,7 @@ def test_a_mixture(
     assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("tokens", [1, 50])
+@pytest.mark.parametrize("tokens", [1, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mixture_of_eight_bits(tokens: int, dtype: torch.dtype) -> None:
     """Against the same rounded numbers, widened."""
@@ -109,7 +112,7 @@ def test_a_mixture_of_eight_bits(tokens: int, dtype: torch.dtype) -> None:
     up = sizes * randn(num_experts, 2 * width, hidden) / hidden**0.5
     down = randn(num_experts, hidden, width) / width**0.5
     x, residual = randn(tokens, hidden, dtype=dtype), randn(tokens, hidden, dtype=dtype)
-    chosen = chosen_of(tokens, num_chosen, num_experts, 5)
+    chosen = chosen_of(tokens, num_chosen, num_experts, 3)
     shares = randn(tokens, num_chosen).softmax(-1)
 
     def widened(rows: Tensor) -> Tensor:
@@ -136,16 +139,18 @@ def test_a_mixture_of_eight_bits(tokens: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["int8", "int4_g64", "int4_g128"])
 @pytest.mark.parametrize("tokens", [1, 50])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_mixture_of_few_bits(name: str, tokens: int, deterministic: bool) -> None:
-    """Of the numbers that the weights were rounded to. The last group of 128 is short."""
-    hidden, width, num_experts, num_chosen = 64, 192, 6, 3
+def test_a_mixture_of_few_bits(name: str, tokens: int) -> None:
+    """Of the numbers that the weights were rounded to. The last group of 128 is short.
+
+    One token has a small tile, of fifty each expert has enough for a large one.
+    """
+    hidden, width, num_experts, num_chosen = 64, 192, 4, 3
     up, down = randn(num_experts, 2 * width, hidden), randn(num_experts, hidden, width) / 8
     quantised = partial(quantise, packing=PACKINGS[name])
     packed = [[*map(quantised, each.bfloat16())] for each in (up, down)]
     wide_up, wide_down = ([one.rows(slice(None)).float() for one in each] for each in packed)
     x, residual = randn(tokens, hidden) / 8, randn(tokens, hidden)
-    chosen = chosen_of(tokens, num_chosen, num_experts, 5)
+    chosen = chosen_of(tokens, num_chosen, num_experts, 3)
     shares = randn(tokens, num_chosen).softmax(-1)
 
     def expert(number: int, rows: Tensor) -> Tensor:
@@ -154,7 +159,7 @@ def test_a_mixture_of_few_bits(name: str, tokens: int, deterministic: bool) -> N
     experts = [partial(expert, number) for number in range(num_experts)]
     wanted = residual + experts_ref(x, experts, chosen, shares)
     mixture = ExpertsOnGpu(stack(packed[0]), stack(packed[1]), "silu_mul")
-    found = mixture.add(x, chosen, shares, residual.clone(), deterministic)
+    found = mixture.add(x, chosen, shares, residual.clone())
     assert_close(found, wanted, atol=2e-2, rtol=1e-2)
 
 
@@ -162,10 +167,10 @@ def test_a_row_has_the_same_bits_whatever_comes_with_it() -> None:
     hidden, width, num_experts = 200, 96, 3
     up, down = randn(num_experts, 2 * width, hidden), randn(num_experts, hidden, width)
     mixture = ExpertsOnGpu(Weight.dense(up), Weight.dense(down), "silu_mul")
-    x, chosen = randn(300, hidden), chosen_of(300, 2, num_experts, 3)
-    shares = randn(300, 2).softmax(-1)
+    x, chosen = randn(100, hidden), chosen_of(100, 2, num_experts, 3)
+    shares = randn(100, 2).softmax(-1)
     together = mixture.add(x, chosen, shares, torch.zeros_like(x), deterministic=True)
-    for row in (slice(0, 1), slice(5, 8), slice(290, 300)):
+    for row in (slice(0, 1), slice(5, 8), slice(90, 100)):
         parts = x[row], chosen[row], shares[row], torch.zeros_like(x[row])
         alone = mixture.add(*parts, deterministic=True)
         assert torch.equal(alone, together[row])
