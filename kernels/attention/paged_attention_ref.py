@@ -137,8 +137,8 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) 
             out[first : first + product.stop - product.start] = mix.view(
                 shape.num_kv_heads, -1, shape.group, shape.value_dim
             ).transpose(0, 1)
-    attended = out.view(len(query), shape.num_heads, -1)
-    return attended if value_scale == 1 else attended.mul_(value_scale)
+    result = out.view(len(query), shape.num_heads, -1)
+    return result if value_scale == 1 else result.mul_(value_scale)
 
 
 def _gather(

@@ -123,8 +123,8 @@ def _attend_together(
     for advance in together.advances:
         pairs = advance.num_tiles * kv_heads
         blocks = flat.index_select(0, advance.tiles)
-        kept = blocks.view(shape.parts, pairs, -1, width)
-        parts = widened(kept, kv_cache.dtype, rows.dtype)
+        cache_rows = blocks.view(shape.parts, pairs, -1, width)
+        parts = widened(cache_rows, kv_cache.dtype, rows.dtype)
         key, value = parts[0], parts[-1][..., : shape.value_dim]
         scores = torch.bmm(queries[:pairs], key.transpose(1, 2)).float().mul_(scoring.scale)
         if scoring.softcap is not None:

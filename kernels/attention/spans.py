@@ -64,7 +64,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class KvScales:
-    """What multiplies a layer's keys and values of fp8, as they stand in the cache."""
+    """The scales of a layer's keys and values of fp8, which multiply what stands in the cache."""
 
     key: float = 1.0
     value: float = 1.0

@@ -23,7 +23,7 @@ from penstock.worker.engine.sampling.sampler import Sampler
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.step_tokens import max_step_tokens, step_time, try_step
 from penstock.worker.layers.arithmetic import Arithmetic, backends, told
-from penstock.worker.layers.eight_bit_cache import KEPT, cannot_keep
+from penstock.worker.layers.eight_bit_cache import KV_DTYPES, cannot_keep
 from penstock.worker.models.contract.served import Model, ModelFacts, Network
 from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.folder.errors import CannotKeep, NoBackend, NoDevice
@@ -168,7 +168,7 @@ def cache_dtype(
     """Return the type of keys and values, of a model that is computed so. Raises CannotKeep."""
     if config.kv_cache_dtype == "auto":
         return model_dtype
-    dtype = KEPT[config.kv_cache_dtype]
+    dtype = KV_DTYPES[config.kv_cache_dtype]
     why = cannot_keep(dtype, device, model_dtype)
     if why is not None:
         raise CannotKeep(f"{config.kv_cache_dtype}: {why}")

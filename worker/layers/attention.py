@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from penstock.kernels.attention.spans import HeadShape, Scoring
+from penstock.kernels.attention.spans import NO_SCALES, HeadShape, KvScales, Scoring
 from penstock.kernels.cache.rotate_and_store import HeadNorms
 from penstock.worker.layers.forward_pass import PassPlan
 from penstock.worker.layers.linear import Linear
 
-__all__ = ["Attention", "HeadNorms", "HeadShape", "Scoring"]
+__all__ = ["NO_SCALES", "Attention", "HeadNorms", "HeadShape", "KvScales", "Scoring"]
 
 
 class Attention:

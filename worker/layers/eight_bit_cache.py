@@ -5,10 +5,13 @@ from collections.abc import Mapping
 import torch
 
 from penstock.kernels.numbers.device import runs_triton
+from penstock.kernels.numbers.eight_bits import row_width
 from penstock.kernels.numbers.fp8 import FP8
 from penstock.worker.layers.choices import KvCacheDtype
 
-KEPT: Mapping[KvCacheDtype, torch.dtype] = {"fp8": FP8, "fp8_e4m3": FP8, "int8": torch.int8}
+__all__ = ["KV_DTYPES", "cannot_keep", "row_width"]
+
+KV_DTYPES: Mapping[KvCacheDtype, torch.dtype] = {"fp8": FP8, "fp8_e4m3": FP8, "int8": torch.int8}
 _LEAST = (8, 9)  # capability of a GPU that converts fp8
 
 

@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits in a whole engine: the same text on every way to it, and nearly bf16's."""
+"""Keys and values of 8 bits in a whole engine: one text on every way to it, nearly bf16's."""
 
 from pathlib import Path
 

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.numbers.eight_bits import row_width
 from penstock.worker.layers.batch import Batch
+from penstock.worker.layers.eight_bit_cache import row_width
 
 
 class KvShape(NamedTuple):

@@ -7,7 +7,7 @@ import math
 
 from torch import Tensor
 
-from penstock.kernels.attention.spans import NO_SCALES, KvScales
+from penstock.worker.layers.attention import NO_SCALES, KvScales
 from penstock.worker.models.folder.errors import BrokenModel
 from penstock.worker.models.folder.integers import Tensors
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from penstock.kernels.attention.spans import NO_SCALES, KvScales
+from penstock.worker.layers.attention import NO_SCALES, KvScales
 from penstock.worker.layers.linear import Weight, joined, multiplies
 from penstock.worker.models.contract.spec import LoadFormat
 from penstock.worker.models.folder.common_tensors import common_name, part_of

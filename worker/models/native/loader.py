@@ -8,9 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention.spans import NO_SCALES, KvScales
 from penstock.worker.layers.arithmetic import Arithmetic
-from penstock.worker.layers.attention import Attention, HeadNorms, Scoring
+from penstock.worker.layers.attention import (
+    NO_SCALES,
+    Attention,
+    HeadNorms,
+    KvScales,
+    Scoring,
+)
 from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers, Norms
 from penstock.worker.layers.embedding import Embedding, Head, tied
 from penstock.worker.layers.experts import Experts, Router
