@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention.spans import Scoring, Spans, with_key_scale
+from penstock.kernels.attention.spans import Scoring, Spans, by_value_scale, with_key_scale
 from penstock.kernels.attention.split_keys_triton import (
     NO_KEYS,
     Tile,
@@ -100,8 +100,7 @@ def paged_attention_triton(
         num_stages=tile.num_stages,
     )
     result = out[0] if splits == 1 else merge(out, lse, query.dtype)
-    factor = scoring.scales.value
-    return result if factor == 1 else result.mul_(factor)
+    return by_value_scale(result, scoring.scales)
 
 
 def fitting_tile(decodes: bool, row_bytes: int, shared_bytes: int) -> Tile:
