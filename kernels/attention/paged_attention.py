@@ -19,7 +19,7 @@ from penstock.kernels.attention.backends import Backend
 from penstock.kernels.attention.paged_attention_panels import ops_on_panels, paged_attention_panels
 from penstock.kernels.attention.paged_attention_ref import attend, plan_gathers
 from penstock.kernels.attention.paged_attention_tiled import attend_tiles, plan_tiles
-from penstock.kernels.attention.spans import HeadShape, Scoring, Spans, with_key_scale
+from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
 from penstock.kernels.numbers.device import on_gpu
 
 # (query, kv_cache, scoring) -> attended
@@ -63,10 +63,6 @@ def _on_gpu(spans: Spans, shape: HeadShape, deterministic: bool) -> Attend:
         return lambda query, kv_cache, scoring: latent_attention_triton(
             query, kv_cache, spans, scoring, latent, deterministic=deterministic
         )
-
-    def attend_scaled(query: Tensor, kv_cache: Tensor, scoring: Scoring) -> Tensor:
-        scales, scoring = scoring.scales, with_key_scale(scoring)
-        out = paged_attention_triton(query, kv_cache, spans, scoring, deterministic=deterministic)
-        return out if scales.value == 1 else out.mul_(scales.value)
-
-    return attend_scaled
+    return lambda query, kv_cache, scoring: paged_attention_triton(
+        query, kv_cache, spans, scoring, deterministic=deterministic
+    )

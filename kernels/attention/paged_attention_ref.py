@@ -15,6 +15,7 @@ from penstock.kernels.attention.spans import (
     Scoring,
     Span,
     Spans,
+    by_value_scale,
     first_seen,
     read_spans,
     with_key_scale,
@@ -111,7 +112,7 @@ def plan_gathers(
 
 def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) -> Tensor:
     """Compute the attention: query [tokens, heads, head_dim] -> [tokens, heads, value_dim]."""
-    shape, value_scale, scoring = plan.shape, scoring.scales.value, with_key_scale(scoring)
+    shape, scoring = plan.shape, with_key_scale(scoring)
     queries = query.view(-1, shape.num_kv_heads, shape.group, shape.head_dim)
     out = queries.new_empty(*queries.shape[:3], shape.value_dim)
     for decodes in plan.decodes:
@@ -137,8 +138,8 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) 
             out[first : first + product.stop - product.start] = mix.view(
                 shape.num_kv_heads, -1, shape.group, shape.value_dim
             ).transpose(0, 1)
-    rows = out.view(len(query), shape.num_heads, -1)
-    return rows if value_scale == 1 else rows.mul_(value_scale)
+    result = out.view(len(query), shape.num_heads, -1)
+    return by_value_scale(result, scoring.scales)
 
 
 def _gather(

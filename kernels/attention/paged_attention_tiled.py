@@ -17,6 +17,7 @@ from penstock.kernels.attention.spans import (
     Scoring,
     Span,
     Spans,
+    by_value_scale,
     first_seen,
     read_spans,
     with_key_scale,
@@ -93,12 +94,12 @@ def plan_tiles(spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | N
 
 def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scoring: Scoring) -> Tensor:
     """Compute the attention: query [tokens, heads, head_dim] -> [tokens, heads, value_dim]."""
-    value_scale, scoring = scoring.scales.value, with_key_scale(scoring)
+    scoring = with_key_scale(scoring)
     out = query.new_empty(*query.shape[:2], plan.shape.value_dim)
     for together in plan.together:
         rows = query.index_select(0, together.rows)
         mix = _attend_together(rows, kv_cache, together, plan.shape, scoring)
-        mix = mix if value_scale == 1 else mix.mul_(value_scale)
+        mix = by_value_scale(mix, scoring.scales)
         out.index_copy_(0, together.rows[together.places], mix.to(query.dtype)[together.places])
     return out
 

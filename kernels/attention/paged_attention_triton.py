@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention.spans import Scoring, Spans
+from penstock.kernels.attention.spans import Scoring, Spans, by_value_scale, with_key_scale
 from penstock.kernels.attention.split_keys_triton import (
     NO_KEYS,
     Tile,
@@ -81,7 +81,7 @@ def paged_attention_triton(
         *spans.block_tables.stride(),
         tokens,
         heads,
-        scoring.scale,
+        with_key_scale(scoring).scale,
         window or 0,
         scoring.softcap or 0.0,
         lse if scoring.sinks is None else scoring.sinks,
@@ -99,7 +99,8 @@ def paged_attention_triton(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    return out[0] if splits == 1 else merge(out, lse, query.dtype)
+    result = out[0] if splits == 1 else merge(out, lse, query.dtype)
+    return by_value_scale(result, scoring.scales)
 
 
 def fitting_tile(decodes: bool, row_bytes: int, shared_bytes: int) -> Tile:

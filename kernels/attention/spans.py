@@ -97,6 +97,11 @@ def with_key_scale(scoring: Scoring) -> Scoring:
     return scoring if factor == 1 else replace(scoring, scale=scoring.scale * factor)
 
 
+def by_value_scale(result: Tensor, scales: KvScales) -> Tensor:
+    """Multiply a mixture of values as they stand in a cache, in place."""
+    return result if scales.value == 1 else result.mul_(scales.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """One sequence, on the host: query rows start:stop see keys first_key:context at most."""

@@ -11,12 +11,14 @@ from torch.testing import assert_close
 from penstock.kernels.attention.paged_attention_panels import paged_attention_panels, to_panels
 from penstock.kernels.attention.paged_attention_ref import paged_attention_ref
 from penstock.kernels.attention.paged_attention_tiled import paged_attention_tiled
+from penstock.kernels.attention.paged_attention_triton import paged_attention_triton
 from penstock.kernels.attention.spans import HeadShape, KvScales, Scoring, Spans
 from penstock.kernels.cache.rotate_and_store import (
     Places,
     rotate_and_store_panels,
     rotate_and_store_ref,
 )
+from penstock.kernels.cache.rotate_and_store_triton import rotate_and_store_triton
 from penstock.kernels.cache.store_kv import key_rows
 
 FP8 = torch.float8_e4m3fn
@@ -197,3 +199,22 @@ def test_a_layers_scales_multiply_what_the_cache_holds(
     numbers[:, :, 1] *= 2
     wanted = expected(query, numbers, spans, scoring)
     assert_close(got.double(), wanted, atol=3e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_gpus_kernels_divide_by_a_layers_scales_and_multiply_again(splits: int) -> None:
+    """In Triton's interpreter, where what is stored is torch's."""
+    shape, scales, tokens = HeadShape(2, 1, 64), KvScales(0.37, 3.0), 40
+    qkv = torch.randn(tokens, 4 * 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    cache = torch.zeros(3, 1, 2, 16, 64, dtype=torch.uint8).view(FP8)
+    by_ref, slots = cache.clone(), torch.arange(tokens)
+    query = rotate_and_store_triton(qkv, None, None, slots, shape, cache, scales)
+    rows = key_rows(slots, by_ref)
+    rotate_and_store_ref(qkv, None, Places(None, slots), shape, by_ref, rows, scales)
+    assert torch.equal(cache.float(), by_ref.float())  # the interpreter loses a zero's sign
+    ends = torch.tensor([0, tokens], dtype=torch.int32)
+    spans = Spans(ends, ends[1:], torch.arange(3, dtype=torch.int32)[None], tokens, tokens)
+    scoring = Scoring(0.1, None, 2.0, None, scales)
+    got = paged_attention_triton(query, cache, spans, scoring, splits=splits)
+    numbers = cache.float() * torch.tensor([0.37, 3.0])[:, None, None]
+    assert_close(got.double(), expected(query, numbers, spans, scoring), atol=2e-2, rtol=2e-2)
