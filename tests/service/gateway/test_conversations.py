@@ -209,8 +209,9 @@ def test_it_outlives_the_results_of_its_responses(actor: Actor) -> None:
     actor.script = lambda job: spoken("a")
     with (
         GatewayProcess(actor.redis_url, "--responses-kept-s", "4") as gateway,
-        HousekeepingProcess(actor.redis_url),
+        HousekeepingProcess(actor.redis_url) as housekeeping,
     ):
+        eventually(lambda: "started its chores" in housekeeping.log.read_text())
         client = OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
         made = client.conversations.create()
         asked = ask(client, made, "x")
