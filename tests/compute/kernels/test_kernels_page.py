@@ -15,6 +15,7 @@ LEFT_TO_SPILL = 400  # bytes a thread, of tiles of prompts and of latents' many 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # every kernel, for every chip and shape: minutes of two cores
 def test_the_kernels_compile_as_their_page_says() -> None:
     """In a process of its own: here triton was imported to interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
