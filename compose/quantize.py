@@ -1,4 +1,4 @@
-"""`penstock quantize`: writes a model in 8 or 4 bits, as a folder that vLLM reads too."""
+"""`penstock quantize`: writes a model in 8 or 4 bits, as a folder in compressed-tensors' format."""
 
 import os
 import sys

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 import torch
-from test_kernels_attention import DECODES, MIXED, expected, make, scorings
+from test_kernels_attention import DECODES, MIXED, expected, make, row_alone, scorings
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -88,13 +88,7 @@ def test_a_row_has_the_same_bits_alone(
     starts = spans.query_start.tolist()
     for seq, (length, context) in enumerate(MIXED):
         for row in range(0, length, 7):
-            alone = Spans(
-                torch.tensor([0, 1], dtype=torch.int32),
-                torch.tensor([context - length + row + 1], dtype=torch.int32),
-                spans.block_tables[seq : seq + 1],
-                1,
-                context,
-            )
+            alone = row_alone(spans, seq, context - length + row + 1)
             at = slice(starts[seq] + row, starts[seq] + row + 1)
             got = paged_attention_panels(ops, query[at], panels, alone, scoring)
             assert torch.equal(got, whole[at])

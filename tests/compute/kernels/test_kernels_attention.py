@@ -96,6 +96,17 @@ def test_attention_equals_torch(attention, lengths, window, heads, kv_heads, hea
     assert_close(got, wanted, atol=2e-5, rtol=1e-5)
 
 
+def row_alone(spans: Spans, seq: int, context: int) -> Spans:
+    """Return spans of one query row, the last of a sequence's first `context` tokens."""
+    return Spans(
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([context], dtype=torch.int32),
+        spans.block_tables[seq : seq + 1],
+        1,
+        context,
+    )
+
+
 def scorings(heads: int) -> list[Scoring]:
     """A soft cap low enough to count, and sinks above and below most scores."""
     sinks = torch.linspace(-4, 4, heads)
