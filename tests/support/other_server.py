@@ -80,7 +80,14 @@ class OtherServer:
         self.process.wait()
 
     def running(self) -> int:
-        return int(httpx.get(f"{self.url}/running", timeout=30).text)
+        return self._counts()[0]
+
+    def most_running(self) -> int:
+        """Return how many requests have run at once, at most."""
+        return self._counts()[1]
+
+    def _counts(self) -> list[int]:
+        return [*map(int, httpx.get(f"{self.url}/running", timeout=30).text.split())]
 
     def __enter__(self) -> Self:
         return self.ready()
@@ -142,6 +149,7 @@ def application(given: argparse.Namespace) -> FastAPI:
     app, kind = FastAPI(dependencies=[Depends(authorize)]), given.kind
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     running: set[int] = set()
+    most_running = 0
     met: dict[str, int] = {}
 
     @app.get("/health")
@@ -150,7 +158,7 @@ def application(given: argparse.Namespace) -> FastAPI:
 
     @app.get("/running")
     def count() -> Response:
-        return Response(str(len(running)))
+        return Response(f"{len(running)} {most_running}")
 
     @app.get("/v1/models")
     def listed() -> dict[str, object]:
@@ -182,8 +190,10 @@ def application(given: argparse.Namespace) -> FastAPI:
     async def stream(
         body: dict[str, object], prompt: list[int], fault: str, after: int
     ) -> AsyncIterator[str]:
+        nonlocal most_running
         number = id(body)
         running.add(number)
+        most_running = max(most_running, len(running))
         made: list[int] = []
         try:
             while True:
@@ -201,6 +211,8 @@ def application(given: argparse.Namespace) -> FastAPI:
                     end = "stop"
                 elif len(made) == body["max_tokens"]:
                     end = "length"
+                if end is not None:
+                    running.discard(number)  # before its reader can know, and ask for another
                 yield event(token_id, end, body)
                 if end is not None:
                     yield "data: [DONE]\n\n"

@@ -19,6 +19,7 @@ from penstock.schemas.network.event_stream import (
 from penstock.worker.external.dialect import DIALECTS, FALLBACK, Answer, CompletionChunk, Dialect
 
 _LOOK_S = 5.0  # at most, for a server to say that it lives
+_LATE_S = 0.5  # a wait that lasts so much longer was not only for the server
 _PROBE_S = 120.0  # for a first token; a server may compile something for it
 _DONE = b"[DONE]"
 _REFUSAL = "connection refused"
@@ -131,7 +132,7 @@ class RemoteServer:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         is_alive = await self._is_heard()
-        if is_alive or loop.time() - began_s < 2 * self._look_s:
+        if is_alive or loop.time() - began_s < self._look_s + _LATE_S:
             return is_alive
         return await self._is_heard()
 

@@ -296,21 +296,18 @@ def test_no_server_gets_more_than_its_share() -> None:
     with OtherServer(step_ms=20) as first, OtherServer(step_ms=20) as second:
         engine = engine_of(first, second, max_num_seqs=2)
         assert engine.limits.max_num_seqs == 4
-        give_up = time.monotonic() + 60
         additions = [AddSequence(f"s:1:{n}", [*PROMPT, n + 5], GREEDY) for n in range(6)]
         for addition in additions:
             engine.add(addition)
-        while (first.running(), second.running()) != (2, 2):
-            engine.wait(1)
-            engine.step()
-            assert max(first.running(), second.running()) <= 2
-            assert time.monotonic() < give_up
-        assert engine.load().num_waiting == 2 and engine.stats().num_running == 4
         made: dict[str, list[int]] = {each.seq_id: [] for each in additions}
+        counts: set[tuple[int, int]] = set()
         while engine.busy:
             engine.wait(1)
             for output in engine.step():
                 made[output.seq_id] += output.token_ids
+            counts.add((engine.stats().num_running, engine.load().num_waiting))
+        assert (4, 2) in counts
+        assert (first.most_running(), second.most_running()) == (2, 2)
         assert made == {each.seq_id: undisturbed(each.prompt, 40) for each in additions}
 
 
@@ -325,7 +322,7 @@ def test_a_server_that_dies_is_a_crash(fault: str) -> None:
 _LOOKS = """
 import asyncio, sys
 from penstock.worker.external.server import RemoteServer
-print(asyncio.run(RemoteServer(sys.argv[1], None, 0.5).is_alive()))
+print(asyncio.run(RemoteServer(sys.argv[1], None, 2.0).is_alive()))
 """
 
 
@@ -338,7 +335,7 @@ def test_a_server_is_not_lost_because_the_worker_stood_still() -> None:
             first, _ = server.accept()
             with first:
                 os.kill(worker.pid, signal.SIGSTOP)
-                time.sleep(1.5)
+                time.sleep(2.8)
                 os.kill(worker.pid, signal.SIGCONT)
                 time.sleep(0.2)
             server.settimeout(5)
