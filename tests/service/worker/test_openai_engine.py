@@ -296,6 +296,7 @@ def test_no_server_gets_more_than_its_share() -> None:
     with OtherServer(step_ms=20) as first, OtherServer(step_ms=20) as second:
         engine = engine_of(first, second, max_num_seqs=2)
         assert engine.limits.max_num_seqs == 4
+        until(lambda: _both_run(engine, second), "the second to be used")
         additions = [AddSequence(f"s:1:{n}", [*PROMPT, n + 5], GREEDY) for n in range(6)]
         for addition in additions:
             engine.add(addition)
