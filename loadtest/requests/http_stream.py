@@ -100,11 +100,14 @@ def first_model(server: Target) -> str:
     try:
         request = urllib.request.Request(url, headers=server.authorization)
         with urllib.request.urlopen(request, timeout=30) as answer:
-            return str(json.load(answer)["data"][0]["id"])
+            names = [str(entry["id"]) for entry in json.load(answer)["data"]]
     except URLError as error:
         raise CannotMeasure(f"{url}: {error.reason}") from error
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CannotMeasure(f"{url} names no model: {error!r}") from error
+    if not names:
+        raise CannotMeasure(f"{url} lists no model; none is served yet")
+    return names[0]
 
 
 def asked_of(model: str, request: Request, way: Way) -> dict[str, object]:

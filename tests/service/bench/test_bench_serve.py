@@ -190,3 +190,11 @@ def test_a_bad_option_is_one_line(
     assert status in (1, 2)
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("penstock bench serve: ") and said in line
+
+
+def test_a_server_of_no_model_yet_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"data": []}'
+    with answering(answer, 1000) as server:
+        assert bench.main(["serve", "--base-url", f"http://127.0.0.1:{server.port}"]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith("/v1/models lists no model; none is served yet")
